@@ -1,0 +1,1 @@
+//! Scenario kit of the model checks.
