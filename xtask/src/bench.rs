@@ -1,0 +1,109 @@
+//! `cargo xtask bench handoff`: the figures of docs/performance.md.
+
+use serde_json::{Map, Value};
+
+use crate::Outcome;
+use crate::exec::{Failure, Workspace};
+
+/// What the merged object must hold.
+const KEYS: [&str; 6] = [
+    "handoff_ratio_9800",
+    "handoff_ratio_32768",
+    "gate_check_ns_p50",
+    "chunk_complete_ns_p50",
+    "extra_bytes",
+    "pool_bytes",
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[arg(value_enum)]
+    which: Which,
+    /// Prints one JSON object on stdout.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Which {
+    /// Flash-shaped pools over shared memory, beside a single-thread memcpy of the same pages.
+    Handoff,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
+    let Which::Handoff = args.which;
+    let mut merged = Map::new();
+    for run in [
+        &[
+            "bench",
+            "-p",
+            "kvgate-transfer",
+            "--bench",
+            "barrier",
+            "--",
+            "--json",
+        ][..],
+        &[
+            "run",
+            "--release",
+            "-p",
+            "kvgate-examples",
+            "--bin",
+            "handoff-bench",
+            "--",
+            "--json",
+        ],
+    ] {
+        let (code, text) = workspace.cargo("bench", run).stdout()?;
+        if code != Some(0) {
+            return Err(Failure::new(format!(
+                "cargo {}: exit code {code:?}",
+                run.join(" ")
+            )));
+        }
+        merged.extend(last_object(&text)?);
+    }
+    let missing: Vec<_> = KEYS
+        .into_iter()
+        .filter(|key| !merged.contains_key(*key))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Failure::new(format!(
+            "the benchmarks print no {}",
+            missing.join(", ")
+        )));
+    }
+    merged.insert("schema".to_owned(), Value::from("kvgate.bench-handoff/1"));
+    if args.json {
+        println!("{}", Value::Object(merged));
+    } else {
+        for (key, value) in &merged {
+            println!("{key}: {value}");
+        }
+    }
+    Ok(Outcome::Clean)
+}
+
+/// The object on the last line that is not empty.
+fn last_object(text: &str) -> Result<Map<String, Value>, Failure> {
+    let line = text
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or_default();
+    serde_json::from_str(line)
+        .map_err(|error| Failure::new(format!("not a JSON object: {line:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_the_object() {
+        let object = last_object("running\n{\"a\": 1}\n\n").unwrap();
+        assert_eq!(object["a"], 1);
+        assert!(last_object("running 0 tests").is_err());
+        assert!(last_object("").is_err());
+    }
+}

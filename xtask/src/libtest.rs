@@ -1,0 +1,74 @@
+//! Reading what Rust's test harness prints.
+
+/// Counts added up over all `test result:` lines of an output.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) ignored: u64,
+}
+
+/// Adds up every `test result: …` line.
+pub(crate) fn counts(output: &str) -> Counts {
+    let mut sum = Counts::default();
+    for line in output.lines() {
+        let Some(rest) = line.trim().strip_prefix("test result: ") else {
+            continue;
+        };
+        let Some((_, rest)) = rest.split_once(". ") else {
+            continue;
+        };
+        for part in rest.split(';') {
+            let mut words = part.split_whitespace();
+            let number = words.next().and_then(|word| word.parse::<u64>().ok());
+            match (number, words.next()) {
+                (Some(n), Some("passed")) => sum.passed += n,
+                (Some(n), Some("failed")) => sum.failed += n,
+                (Some(n), Some("ignored")) => sum.ignored += n,
+                _ => {}
+            }
+        }
+    }
+    sum
+}
+
+/// Names of the tests that failed.
+pub(crate) fn failed_names(output: &str) -> Vec<&str> {
+    output
+        .lines()
+        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: &str = "\
+running 2 tests
+test barrier::tests::closed ... ok
+test barrier::tests::open ... FAILED
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+   Doc-tests kvgate_transfer
+test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.30s
+";
+
+    #[test]
+    fn counts_add_up_over_binaries() {
+        assert_eq!(
+            counts(SAMPLE),
+            Counts {
+                passed: 8,
+                failed: 1,
+                ignored: 2
+            }
+        );
+        assert_eq!(counts("error: could not compile"), Counts::default());
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        assert_eq!(failed_names(SAMPLE), ["barrier::tests::open"]);
+    }
+}

@@ -1,0 +1,83 @@
+//! `cargo xtask sim`: the hand-off on a virtual clock, one seed after the other.
+
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::exec::{Failure, Job, Workspace};
+use crate::mutants;
+
+/// Seeds of one run of the test suite.
+pub(crate) const SEEDS: u64 = 500;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many seeds to run, one after the other.
+    #[arg(long, default_value_t = SEEDS, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// The first seed; a violation names the one that replays it.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runs on the code as mutant NN breaks it; then violations are what is hoped for.
+    #[arg(long, value_name = "NN")]
+    mutant: Option<String>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
+    let summary = match &args.mutant {
+        None => simulate(workspace, args.seeds, args.seed)?,
+        Some(id) => {
+            mutants::with_mutant(workspace, id, |tree| simulate(tree, args.seeds, args.seed))?
+        }
+    };
+    for line in &summary.violations {
+        println!("{line}");
+    }
+    println!(
+        "sim: {} seeds, {} violations",
+        args.seeds,
+        summary.violations.len()
+    );
+    Ok(Outcome::found_if(!summary.violations.is_empty()))
+}
+
+/// What the simulation printed.
+pub(crate) struct Summary {
+    pub(crate) violations: Vec<String>,
+}
+
+/// Runs the simulation; an output without its closing line proves nothing and is a failure.
+pub(crate) fn simulate(workspace: &Workspace, seeds: u64, first: u64) -> Result<Summary, Failure> {
+    let done = job(workspace, seeds, first).run()?;
+    let mut violations: Vec<String> = done
+        .output
+        .lines()
+        .filter(|line| line.starts_with("sim: violation "))
+        .map(str::to_owned)
+        .collect();
+    let closing = format!("sim: {seeds} seeds, {} violations", violations.len());
+    let closed = done.output.lines().any(|line| line.trim() == closing);
+    if !closed && violations.is_empty() {
+        done.show_tail(60);
+        return Err(Failure::new(format!(
+            "the simulation did not close with {closing:?}"
+        )));
+    }
+    if violations.is_empty() && !done.succeeded() {
+        done.show_tail(60);
+        violations.push(format!(
+            "sim: violation the run ended with {}",
+            done.ending()
+        ));
+    }
+    Ok(Summary { violations })
+}
+
+fn job(workspace: &Workspace, seeds: u64, first: u64) -> Job {
+    let args = ["test", "-p", "kvgate-kvcache", "--test", "handoff_sim"];
+    workspace
+        .cargo("sim", args)
+        .args(["--", "--nocapture", "--test-threads=1", "seeds"])
+        .env("KVGATE_SIM_SEEDS", seeds.to_string())
+        .env("KVGATE_SIM_SEED", first.to_string())
+        .limit(Duration::from_secs(1800))
+}

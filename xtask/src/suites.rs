@@ -1,0 +1,246 @@
+//! The test suites, each a way of looking at the whole workspace.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::browser;
+use crate::exec::{Failure, Finished, Workspace};
+use crate::kill::{self, Transport};
+use crate::{libtest, loom, sim, tree};
+
+/// Runs of the kill script in one test run, over both transports together.
+const KILL_RUNS: u32 = 20;
+
+/// Something outside the workspace that a suite may need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(crate) enum Service {
+    Redis,
+    S3,
+    Etcd,
+    Ucx,
+    Libfabric,
+    Chromium,
+}
+
+impl Service {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::S3 => "s3",
+            Self::Etcd => "etcd",
+            Self::Ucx => "ucx",
+            Self::Libfabric => "libfabric",
+            Self::Chromium => "chromium",
+        }
+    }
+
+    /// What brings it, in the words of a Debian user.
+    pub(crate) fn install_hint(self) -> &'static str {
+        match self {
+            Self::Redis => "apt-get install redis-server",
+            Self::S3 => "an S3 server such as minio",
+            Self::Etcd => "apt-get install etcd-server",
+            Self::Ucx => "apt-get install libucx0",
+            Self::Libfabric => "apt-get install libfabric1",
+            Self::Chromium => "apt-get install chromium",
+        }
+    }
+}
+
+/// What came of a suite.
+#[must_use = "its counts belong into the closing line"]
+pub(crate) enum Tally {
+    Ran { passed: u64, failed: u64 },
+    Absent(Service),
+}
+
+pub(crate) struct Suite {
+    pub(crate) name: &'static str,
+    /// What it runs, for `--help` and the progress lines.
+    pub(crate) what: &'static str,
+    pub(crate) needs: Option<Service>,
+    pub(crate) run: fn(&Workspace) -> Result<Tally, Failure>,
+}
+
+/// All suites, in the order in which they run.
+pub(crate) const SUITES: [Suite; 8] = [
+    Suite {
+        name: "workspace",
+        what: "unit and integration tests of every crate",
+        needs: None,
+        run: |workspace| cargo_test(workspace, "workspace", &["--workspace", "--tests"]),
+    },
+    Suite {
+        name: "doc",
+        what: "examples of the documentation, and code that must not compile",
+        needs: None,
+        run: |workspace| cargo_test(workspace, "doc", &["--workspace", "--doc"]),
+    },
+    Suite {
+        name: "loom",
+        what: "model checks of the production code",
+        needs: None,
+        run: models,
+    },
+    Suite {
+        name: "faults",
+        what: "every planted fault and the detectors that must see it",
+        needs: None,
+        run: faults,
+    },
+    Suite {
+        name: "sim",
+        what: "the simulated hand-off, seed by seed",
+        needs: None,
+        run: seeds,
+    },
+    Suite {
+        name: "examples",
+        what: "the numbered examples",
+        needs: None,
+        run: examples,
+    },
+    Suite {
+        name: "kill",
+        what: "killed processes of a running hand-off",
+        needs: None,
+        run: kills,
+    },
+    Suite {
+        name: "report",
+        what: "the HTML report in a browser",
+        needs: Some(Service::Chromium),
+        run: browser::report,
+    },
+];
+
+fn cargo_test(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Tally, Failure> {
+    let words = ["test", "--no-fail-fast"].iter().chain(args);
+    tally(
+        &workspace
+            .cargo(name, words)
+            .limit(Duration::from_secs(2400))
+            .run()?,
+    )
+}
+
+/// Counts of a run of the test harness; a run that fails without a count is one failure.
+fn tally(done: &Finished) -> Result<Tally, Failure> {
+    let counts = libtest::counts(&done.output);
+    let mut failed = counts.failed + counts.ignored;
+    if failed == 0 && (!done.succeeded() || counts.passed == 0) {
+        failed = 1;
+    }
+    if failed > 0 {
+        for name in libtest::failed_names(&done.output) {
+            eprintln!("failed: {name}");
+        }
+        done.show_tail(80);
+    }
+    Ok(Tally::Ran {
+        passed: counts.passed,
+        failed,
+    })
+}
+
+fn models(workspace: &Workspace) -> Result<Tally, Failure> {
+    tally(&loom::job(workspace, loom::BOUND, &["", ""]).run()?)
+}
+
+/// The feature lives in its own target folder, so that no binary with faults lies where the
+/// others are looked for.
+fn faults(workspace: &Workspace) -> Result<Tally, Failure> {
+    let args = [
+        "test",
+        "--no-fail-fast",
+        "--release",
+        "-p",
+        "kvgate-examples",
+    ];
+    let job = workspace
+        .cargo("faults", args)
+        .args(["--features", "fault-injection", "--test", "fault_matrix"])
+        .target(&workspace.target.join("faults"));
+    tally(&job.run()?)
+}
+
+fn seeds(workspace: &Workspace) -> Result<Tally, Failure> {
+    let summary = sim::simulate(workspace, sim::SEEDS, 1)?;
+    let failed = summary.violations.len() as u64;
+    for line in &summary.violations {
+        eprintln!("{line}");
+    }
+    Ok(Tally::Ran {
+        passed: sim::SEEDS.saturating_sub(failed),
+        failed,
+    })
+}
+
+/// Runs each numbered example; it has to end well and to say something.
+fn examples(workspace: &Workspace) -> Result<Tally, Failure> {
+    let built = workspace
+        .cargo(
+            "examples-build",
+            ["build", "--release", "-p", "kvgate-examples", "--bins"],
+        )
+        .run()?;
+    if !built.succeeded() {
+        built.show_tail(40);
+        return Ok(Tally::Ran {
+            passed: 0,
+            failed: 1,
+        });
+    }
+    let (mut passed, mut failed) = (0, 0);
+    for name in numbered(workspace)? {
+        let program = release_binary(workspace, &name);
+        let done = workspace
+            .program(&name, program)
+            .limit(Duration::from_secs(60))
+            .run()?;
+        if done.succeeded() && !done.output.trim().is_empty() {
+            passed += 1;
+        } else {
+            failed += 1;
+            done.show_tail(40);
+        }
+    }
+    // An empty list would be a suite that cannot fail.
+    Ok(Tally::Ran {
+        passed,
+        failed: if passed + failed == 0 { 1 } else { failed },
+    })
+}
+
+/// Names of the binaries that begin with two digits.
+fn numbered(workspace: &Workspace) -> Result<Vec<String>, Failure> {
+    let digits = |name: &str| {
+        let mut bytes = name.bytes();
+        (0..2).all(|_| bytes.next().is_some_and(|b| b.is_ascii_digit()))
+            && bytes.next() == Some(b'-')
+    };
+    Ok(tree::files(workspace)?
+        .iter()
+        .filter_map(|path| path.strip_prefix("examples/src/bin/"))
+        .map(|path| path.split('/').next().unwrap_or(path))
+        .map(|name| name.strip_suffix(".rs").unwrap_or(name))
+        .filter(|name| digits(name))
+        .map(str::to_owned)
+        .collect())
+}
+
+pub(crate) fn release_binary(workspace: &Workspace, name: &str) -> PathBuf {
+    workspace.target.join("release").join(name)
+}
+
+fn kills(workspace: &Workspace) -> Result<Tally, Failure> {
+    let (mut passed, mut failed) = (0, 0);
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let report = kill::campaign(workspace, transport, KILL_RUNS / 2, 1)?;
+        report.print();
+        let surprises = report.surprising_runs();
+        failed += surprises;
+        passed += u64::from(KILL_RUNS / 2).saturating_sub(surprises);
+    }
+    Ok(Tally::Ran { passed, failed })
+}
