@@ -1,0 +1,416 @@
+//! The command line of `pd-handoff`.
+
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::failure::{Failure, FailureKind};
+use super::options::{
+    Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
+};
+use super::version;
+
+/// Hands the KV cache of a prompt from a prefill process to a decode process and compares every logit
+/// with a run in one process.
+#[derive(Parser, Debug)]
+#[command(name = "pd-handoff", version = version::LINE, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<CliCommand>,
+    #[command(flatten)]
+    host: HostArgs,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    /// How the bytes travel
+    #[arg(long, value_enum, default_value_t)]
+    transport: Transport,
+    /// Write the built-in model (config.json, model.safetensors) into DIR and end
+    #[arg(long, value_name = "DIR")]
+    dump_model: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+enum CliCommand {
+    /// The decode side on its own host: waits for a prefill side, compares, prints the verdict
+    Decode(DecodeArgs),
+    /// The prefill side on its own host: takes the prompt options, ends with the code of the decode side
+    Prefill(PrefillArgs),
+    /// One process of a run, started by the launcher
+    #[command(hide = true)]
+    Role {
+        /// Which one
+        role: RoleName,
+    },
+}
+
+/// A process of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum RoleName {
+    /// Computes the prompts and sends their cache.
+    Prefill,
+    /// Receives the caches, decodes, compares.
+    Decode,
+    /// Computes every request in one process.
+    Reference,
+}
+
+impl RoleName {
+    /// The word of the `pids` line.
+    #[must_use]
+    pub fn id(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Reference => "reference",
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+struct HostArgs {
+    /// Storage of the indexer keys
+    #[arg(long, value_enum, default_value_t)]
+    index_k: IndexK,
+    /// Storage of the latents
+    #[arg(long, value_enum, default_value_t)]
+    latent: Latent,
+    /// A hub-named checkpoint [default: the built-in tiny-v4]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Weights of tiny-v4, prompts, aborts
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Usable logical pages per side, or auto
+    #[arg(long, value_name = "K|auto", default_value = "auto")]
+    pool_pages: PoolPages,
+    /// Run-time detector
+    #[arg(long, value_enum, default_value_t)]
+    verify: Verify,
+    /// Bound of every wait for a peer that shows no progress
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    deadline_ms: u64,
+    #[cfg(feature = "fault-injection")]
+    #[command(flatten)]
+    fault: FaultArgs,
+    /// Print `phase NAME` on stderr when a process enters a phase
+    #[arg(long, hide = true)]
+    phase_markers: bool,
+    /// Log more (twice: debug); RUST_LOG wins
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[cfg(feature = "fault-injection")]
+#[derive(Args, Debug)]
+struct FaultArgs {
+    /// Plant a fault: KIND[,component=C][,layer=L][,page=P][,request=R], or none
+    #[arg(long, value_name = "KIND", value_parser = parse_fault, default_value = "none")]
+    fault: FaultChoice,
+    /// Draws the parts of the place that --fault leaves out
+    #[arg(long, default_value_t = 1)]
+    fault_seed: u64,
+    /// Send the last chunk of layer L later: layer=L,ms=T
+    #[arg(long, value_name = "layer=L,ms=T", value_parser = parse_hold)]
+    hold: Option<Hold>,
+}
+
+#[derive(Args, Debug)]
+struct PromptArgs {
+    /// A text, taken as plain bytes [default: a built-in chat with tool definitions]
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// The first N tokens of the prompt, repeated as often as needed [default: the whole prompt]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<u32>,
+    /// Tokens per forward pass of the prefill
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    chunk: u32,
+    /// Tokens to decode
+    #[arg(long, default_value_t = 64)]
+    steps: u32,
+    /// Requests in all, with different prompts
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    requests: u32,
+    /// Requests in flight
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    concurrency: u32,
+    /// Share of the requests that is aborted, 0 to 1
+    #[arg(long, default_value_t = 0.0, value_parser = parse_share)]
+    cancel_share: f64,
+}
+
+#[derive(Args, Debug)]
+struct OutputArgs {
+    /// Write the timeline as one static HTML file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+    /// Write prompt_ids, output_ids and decode_logits (one request)
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct DecodeArgs {
+    /// HOST:PORT to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDR")]
+    listen: String,
+    #[command(flatten)]
+    host: HostArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+#[derive(Args, Debug)]
+struct PrefillArgs {
+    /// HOST:PORT of the decode side
+    #[arg(long, value_name = "ADDR")]
+    connect: String,
+    #[command(flatten)]
+    host: HostArgs,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+#[derive(Args, Debug)]
+struct RemoteArgs {
+    /// How the bytes travel; shm reaches only a peer on this host
+    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
+    transport: Transport,
+    /// A shared secret; needed for any address that is not loopback
+    #[arg(long, value_name = "FILE")]
+    auth_token_file: Option<PathBuf>,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Start everything on this host.
+    Launch {
+        /// Model and formats.
+        host: HostOptions,
+        /// Prompts and steps.
+        prompt: PromptOptions,
+        /// Files and JSON.
+        output: OutputOptions,
+    },
+    /// Write the built-in model.
+    DumpModel {
+        /// The folder.
+        dir: PathBuf,
+        /// Seed of the weights.
+        seed: u64,
+        /// One JSON object on stdout.
+        json: bool,
+    },
+    /// The decode side alone.
+    Decode {
+        /// HOST:PORT.
+        listen: String,
+        /// Model and formats.
+        host: HostOptions,
+        /// Files and JSON.
+        output: OutputOptions,
+    },
+    /// The prefill side alone.
+    Prefill {
+        /// HOST:PORT.
+        connect: String,
+        /// Model and formats.
+        host: HostOptions,
+        /// Prompts and steps.
+        prompt: PromptOptions,
+        /// One JSON object on stdout.
+        json: bool,
+    },
+    /// A child of the launcher.
+    Role(RoleName),
+}
+
+/// A command line that is not run: text for the terminal, or a usage error.
+#[derive(Debug)]
+pub enum Refusal {
+    /// `--help` or `--version`.
+    Text(String),
+    /// Wrong usage.
+    Usage {
+        /// For stderr.
+        text: String,
+        /// For the JSON object.
+        failure: Failure,
+    },
+}
+
+/// Parses the arguments after the program's name.
+pub fn parse(args: &[String]) -> Result<Command, Refusal> {
+    let name = std::iter::once("pd-handoff".to_owned());
+    match Cli::try_parse_from(name.chain(args.iter().cloned())) {
+        Ok(cli) => Ok(cli.into_command()),
+        Err(error) if error.exit_code() == 0 => Err(Refusal::Text(error.to_string())),
+        Err(error) => Err(Refusal::Usage {
+            text: error.to_string(),
+            failure: usage_failure(&error),
+        }),
+    }
+}
+
+fn usage_failure(error: &clap::Error) -> Failure {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
+        _ => None,
+    };
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    let mut failure = Failure::new(FailureKind::Usage, line.trim_start_matches("error: "));
+    failure.field =
+        context(ContextKind::InvalidArg).or_else(|| context(ContextKind::InvalidSubcommand));
+    failure.value = context(ContextKind::InvalidValue);
+    failure
+}
+
+impl Cli {
+    fn into_command(self) -> Command {
+        match self.command {
+            None => match self.dump_model {
+                Some(dir) => Command::DumpModel {
+                    dir,
+                    seed: self.host.seed,
+                    json: self.output.json,
+                },
+                None => {
+                    let prompt = self.prompt.into_options(&self.host);
+                    let host = self.host.into_options(self.transport, None);
+                    Command::Launch {
+                        host,
+                        prompt,
+                        output: self.output.into_options(),
+                    }
+                }
+            },
+            Some(CliCommand::Decode(args)) => Command::Decode {
+                listen: args.listen,
+                host: args
+                    .host
+                    .into_options(args.remote.transport, args.remote.auth_token_file),
+                output: args.output.into_options(),
+            },
+            Some(CliCommand::Prefill(args)) => Command::Prefill {
+                connect: args.connect,
+                prompt: args.prompt.into_options(&args.host),
+                host: args
+                    .host
+                    .into_options(args.remote.transport, args.remote.auth_token_file),
+                json: args.json,
+            },
+            Some(CliCommand::Role { role }) => Command::Role(role),
+        }
+    }
+}
+
+impl HostArgs {
+    fn into_options(self, transport: Transport, auth_token_file: Option<PathBuf>) -> HostOptions {
+        #[cfg(feature = "fault-injection")]
+        let fault = self.fault.fault.0.map(|spec| super::fault::FaultSpec {
+            seed: self.fault.fault_seed,
+            ..spec
+        });
+        #[cfg(not(feature = "fault-injection"))]
+        let fault = None;
+        HostOptions {
+            transport,
+            index_k: self.index_k,
+            latent: self.latent,
+            model: self.model,
+            seed: self.seed,
+            pool_pages: self.pool_pages,
+            verify: self.verify,
+            deadline_ms: self.deadline_ms,
+            auth_token_file,
+            fault,
+            phase_markers: self.phase_markers,
+            verbosity: self.verbose,
+        }
+    }
+
+    fn hold(&self) -> Option<Hold> {
+        #[cfg(feature = "fault-injection")]
+        return self.fault.hold;
+        #[cfg(not(feature = "fault-injection"))]
+        None
+    }
+}
+
+impl PromptArgs {
+    fn into_options(self, host: &HostArgs) -> PromptOptions {
+        PromptOptions {
+            prompt_file: self.prompt_file,
+            tokens: self.tokens,
+            chunk: self.chunk,
+            steps: self.steps,
+            requests: self.requests,
+            concurrency: self.concurrency,
+            cancel_share: self.cancel_share,
+            hold: host.hold(),
+        }
+    }
+}
+
+impl OutputArgs {
+    fn into_options(self) -> OutputOptions {
+        OutputOptions {
+            out: self.out,
+            report: self.report,
+            json: self.json,
+        }
+    }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a number from 0 to 1".to_owned()),
+    }
+}
+
+/// `--fault none` is a value of its own: the option is there, nothing is planted.
+#[cfg(feature = "fault-injection")]
+#[derive(Clone, Debug)]
+struct FaultChoice(Option<super::fault::FaultSpec>);
+
+#[cfg(feature = "fault-injection")]
+fn parse_fault(text: &str) -> Result<FaultChoice, String> {
+    if text == "none" {
+        return Ok(FaultChoice(None));
+    }
+    text.parse().map(|spec| FaultChoice(Some(spec)))
+}
+
+#[cfg(feature = "fault-injection")]
+fn parse_hold(text: &str) -> Result<Hold, String> {
+    let mut layer = None;
+    let mut delay_ms = None;
+    for part in text.split(',') {
+        match part.split_once('=') {
+            Some(("layer", value)) => layer = value.parse().ok(),
+            Some(("ms", value)) => delay_ms = value.parse().ok(),
+            _ => return Err(format!("{part:?} is neither layer=L nor ms=T")),
+        }
+    }
+    match (layer, delay_ms) {
+        (Some(layer), Some(delay_ms)) => Ok(Hold { layer, delay_ms }),
+        _ => Err("expected layer=L,ms=T".to_owned()),
+    }
+}

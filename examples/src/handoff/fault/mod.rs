@@ -1,0 +1,8 @@
+//! The bug, on purpose: faults that a build with the feature `fault-injection` plants, and nothing else.
+//!
+//! The option and its values are types of every build, so that both sides of a run speak of the same
+//! thing; the hooks that act exist only with the feature.
+
+mod spec;
+
+pub use spec::{FaultKind, FaultSpec};

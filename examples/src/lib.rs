@@ -1,0 +1,7 @@
+//! The example programs of kvgate, as a library: `pd-handoff` and what its tests need.
+//!
+//! The programs themselves are thin; see `src/bin`.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod handoff;
