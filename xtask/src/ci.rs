@@ -15,6 +15,9 @@ pub(crate) struct Args {
     /// Leaves out the tests.
     #[arg(long)]
     no_test: bool,
+    /// Runs one step only, without the tests.
+    #[arg(long, value_name = "STEP")]
+    only: Option<String>,
 }
 
 enum Verdict {
@@ -76,8 +79,19 @@ const STEPS: [Step; 11] = [
 ];
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
+    let chosen: Vec<_> = STEPS
+        .iter()
+        .filter(|step| args.only.as_ref().is_none_or(|name| name == step.name))
+        .collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        return Err(Failure::new(format!(
+            "no such step; there are {}",
+            names.join(", ")
+        )));
+    }
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
-    for step in &STEPS {
+    for step in chosen {
         let started = Instant::now();
         let verdict = (step.run)(workspace)?;
         let seconds = started.elapsed().as_secs_f64();
@@ -107,7 +121,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
     if !failed.is_empty() {
         return Ok(Outcome::Found);
     }
-    if args.no_test {
+    if args.no_test || args.only.is_some() {
         return Ok(Outcome::Clean);
     }
     test::run_all(workspace)
