@@ -37,7 +37,7 @@ const OTHER_SENSE: [(&str, &str); 3] = [
     ("auth_token", "the secret of the challenge and response"),
     ("page_size", "the size of a page of the operating system"),
     (
-        "os_page_bytes",
+        "host_page_bytes",
         "the size of a page of the operating system",
     ),
 ];
@@ -167,7 +167,9 @@ fn component_matches(source: &Source, all: &[Token<'_>]) -> Vec<String> {
         if !token.is("Component") || next(1) != "::" {
             continue;
         }
-        let is_arm = matches!(next(3), "=>" | "|" | "if");
+        // `x == Component::A => …` is a guard over a value, not a pattern.
+        let is_compared = at >= 1 && all[at - 1].is("=");
+        let is_arm = !is_compared && matches!(next(3), "=>" | "|" | "if");
         let is_pattern = at >= 1 && (all[at - 1].is("|") || in_matches_macro(&all[..at]));
         if next(2) == "*" || is_arm || is_pattern {
             let text = "a pattern over `Component` outside the schema";
