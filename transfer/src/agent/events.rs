@@ -1,0 +1,85 @@
+//! What an agent tells its owner.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use crate::{error::Cause, ids::PeerId};
+
+/// Something the owner of an agent has to hear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AgentEvent {
+    /// A control message, in the order in which the peer sent it.
+    Message {
+        /// The connection it came by.
+        peer: PeerId,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// A connection was made. Comes before any other event of that peer.
+    PeerUp {
+        /// Its number.
+        peer: PeerId,
+    },
+    /// A connection has ended. Comes after every other event of that peer, once.
+    PeerDown {
+        /// Its number.
+        peer: PeerId,
+        /// Why.
+        cause: Cause,
+        /// Whether the peer is proven not to write here any more. If not, the memory it was told about
+        /// stays quarantined.
+        is_proven: bool,
+    },
+    /// Somebody connected and was refused.
+    Refused {
+        /// Where it came from.
+        address: String,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    events: VecDeque<AgentEvent>,
+    capacity: usize,
+    is_closed: bool,
+}
+
+impl EventQueue {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            events: VecDeque::new(),
+            capacity,
+            is_closed: false,
+        }
+    }
+
+    /// `false` when there is no room.
+    pub(crate) fn push(&mut self, event: AgentEvent) -> bool {
+        let has_room = self.events.len() < self.capacity;
+        if has_room {
+            self.events.push_back(event);
+        }
+        has_room
+    }
+
+    /// For the two events that every connection has: bounded by the number of connections.
+    pub(crate) fn push_always(&mut self, event: AgentEvent) {
+        self.events.push_back(event);
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// The next event; `Some(None)` when there will be none.
+    pub(crate) fn pop(&mut self) -> Option<Option<AgentEvent>> {
+        match self.events.pop_front() {
+            Some(event) => Some(Some(event)),
+            None => self.is_closed.then_some(None),
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! [`Agent`]: the handle that everything else is reached by.
+
+pub(crate) mod events;
+pub(crate) mod expect;
+#[cfg_attr(kv_loom, allow(dead_code))]
+mod fields;
+pub(crate) mod metadata;
+mod post;
+mod region;
+#[cfg(not(kv_loom))]
+pub(crate) mod wire;
+#[cfg(kv_loom)]
+#[allow(dead_code)]
+pub(crate) mod wire;
+
+use std::{fmt, time::Instant};
+
+use bytes::Bytes;
+
+pub use events::AgentEvent;
+pub use expect::{Draining, Expectation};
+pub use post::{PostError, PostOptions};
+pub use region::MemoryRegion;
+
+use crate::{
+    backend::BackendKind,
+    barrier::Barrier,
+    config::TransferConfig,
+    deadline::Deadline,
+    desc::DescriptorList,
+    engine::{ArrivalSink, Engine, EngineParts, Op, PreparedTransfer, ShutdownReport, notify},
+    error::{Cause, Error, ErrorKind},
+    ids::{ChunkId, Epoch, Incarnation, PeerId, PoolId, StageId, WriterRank},
+    mem::{Memory, PoolGeometry},
+    obs::{Counters, Recorder},
+    sync::Arc,
+};
+
+/// What a receiver is told when every byte of an operation is visible in its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The flight.
+    pub epoch: Epoch,
+    /// The chunks that this operation completes.
+    pub tickets: Vec<(StageId, ChunkId)>,
+    /// Opaque to this crate; goes to the receiver's [`ArrivalSink`].
+    pub note: Bytes,
+}
+
+/// A connected process as this agent sees it.
+#[derive(Clone, Debug)]
+pub struct PeerInfo {
+    /// The name it was built with.
+    pub name: String,
+    /// Which life of it this connection belongs to.
+    pub incarnation: Incarnation,
+    /// What carries the connection.
+    pub backend: BackendKind,
+    /// What its application says about itself.
+    pub app_metadata: Bytes,
+    /// The pools it had registered when it was connected.
+    pub pools: Vec<RemotePoolInfo>,
+    /// When something was last heard from it, a progress report or anything else.
+    pub last_progress: Instant,
+    /// Whether the connection stands.
+    pub state: PeerState,
+}
+
+/// A pool of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemotePoolInfo {
+    /// Its name there.
+    pub pool: PoolId,
+    /// Its slots.
+    pub geometry: PoolGeometry,
+}
+
+/// Whether a connection stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// It does.
+    Up,
+    /// It has ended and will not come back; a new connection gets another number.
+    Down(Cause),
+}
+
+/// Makes an [`Agent`].
+pub struct AgentBuilder {
+    name: String,
+    config: TransferConfig,
+    app_metadata: Bytes,
+    auth_token: Option<Vec<u8>>,
+    recorder: Option<Arc<dyn Recorder>>,
+    has_workers: bool,
+}
+
+/// One life of one participant: registered memory, connections, flights.
+///
+/// A clone is another handle of the same agent. When the last handle is dropped the agent shuts down as by
+/// [`Agent::shutdown`] with [`TransferConfig::drop_deadline_ms`].
+#[derive(Clone)]
+pub struct Agent {
+    owner: Arc<Owner>,
+}
+
+/// Shuts the engine down when the last handle goes; workers and links hold the engine, not this.
+struct Owner {
+    engine: Arc<Engine>,
+}
+
+impl AgentBuilder {
+    /// Limits and intervals.
+    pub fn config(mut self, config: TransferConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Bytes that peers see in [`PeerInfo::app_metadata`].
+    pub fn app_metadata(mut self, app_metadata: impl Into<Bytes>) -> Self {
+        self.app_metadata = app_metadata.into();
+        self
+    }
+
+    /// The secret that both sides of a connection beyond this host must know.
+    pub fn auth_token(mut self, auth_token: Option<Vec<u8>>) -> Self {
+        self.auth_token = auth_token;
+        self
+    }
+
+    /// Gets every event.
+    pub fn recorder(mut self, recorder: Arc<dyn Recorder>) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
+    /// No threads: queues are run by whoever owns the agent.
+    #[cfg(any(kv_loom, feature = "sim"))]
+    pub(crate) fn without_workers(mut self) -> Self {
+        self.has_workers = false;
+        self
+    }
+
+    /// The agent, with a fresh incarnation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for an empty or overlong name, for metadata over 1 MiB and for a
+    /// capacity of zero; [`ErrorKind::System`] without a source of randomness.
+    pub fn build(self) -> Result<Agent, Error> {
+        self.config.check()?;
+        if self.name.is_empty() || self.name.len() > metadata::NAME_LIMIT_BYTES {
+            return Err(ErrorKind::InvalidArgument {
+                what: "agent name",
+                value: self.name,
+            }
+            .into());
+        }
+        if self.app_metadata.len() > metadata::APP_LIMIT_BYTES {
+            let (bytes, limit) = (
+                self.app_metadata.len() as u64,
+                metadata::APP_LIMIT_BYTES as u64,
+            );
+            let what = "application metadata";
+            return Err(ErrorKind::TooLong {
+                what,
+                bytes,
+                limit_bytes: limit,
+            }
+            .into());
+        }
+        let engine = Engine::new(EngineParts {
+            incarnation: draw_incarnation()?,
+            name: self.name,
+            config: self.config,
+            app_metadata: self.app_metadata,
+            auth_token: self.auth_token,
+            recorder: self.recorder,
+            has_workers: self.has_workers,
+        });
+        Ok(Agent {
+            owner: Arc::new(Owner { engine }),
+        })
+    }
+}
+
+impl Agent {
+    /// Starts to build an agent. The name is for people; peers tell lives apart by [`Incarnation`].
+    pub fn builder(name: impl Into<String>) -> AgentBuilder {
+        AgentBuilder {
+            name: name.into(),
+            config: TransferConfig::default(),
+            app_metadata: Bytes::new(),
+            auth_token: None,
+            recorder: None,
+            has_workers: true,
+        }
+    }
+
+    /// Which life this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.engine().incarnation
+    }
+
+    /// The name it was built with.
+    pub fn name(&self) -> &str {
+        &self.engine().name
+    }
+
+    /// Makes memory available to transfers, as pools of equal slots. Peers that connect later learn of
+    /// it; register before connecting.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidGeometry`] when a pool does not fit, [`ErrorKind::InvalidArgument`] for no
+    /// pool, [`ErrorKind::Closed`] after a shutdown.
+    pub fn register(
+        &self,
+        memory: Arc<Memory>,
+        pools: &[PoolGeometry],
+    ) -> Result<MemoryRegion, Error> {
+        if self.engine().is_stopping() {
+            return Err(ErrorKind::Closed.into());
+        }
+        let core = self.engine().regions.register(memory, pools)?;
+        Ok(MemoryRegion::new(self.engine().clone(), core))
+    }
+
+    /// Connects two agents of this process. Returns the number of `b` as `a` sees it, and of `a` as `b`
+    /// sees it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] when one of them is shut down, [`ErrorKind::System`] without a thread.
+    #[cfg(not(kv_loom))]
+    pub fn connect_local(a: &Self, b: &Self) -> Result<(PeerId, PeerId), Error> {
+        crate::backend::local::connect(a.engine(), b.engine())
+    }
+
+    /// What is known of a connection; `None` for a number that was never given out, or long ago.
+    pub fn peer(&self, peer: PeerId) -> Option<PeerInfo> {
+        let peer = self.engine().peer(peer).ok()?;
+        let pools = &peer.metadata.pools;
+        Some(PeerInfo {
+            name: peer.metadata.name.clone(),
+            incarnation: peer.incarnation(),
+            backend: peer.link.kind(),
+            app_metadata: peer.metadata.app.clone(),
+            pools: pools
+                .iter()
+                .map(|p| RemotePoolInfo {
+                    pool: p.id,
+                    geometry: p.geometry,
+                })
+                .collect(),
+            last_progress: peer.last_progress(),
+            state: peer
+                .down()
+                .map_or(PeerState::Up, |(cause, _)| PeerState::Down(cause)),
+        })
+    }
+
+    /// Checks a transfer once, so that it can be posted many times: both lists name existing slots of
+    /// equal size, pair by pair, no destination twice, and the remote list is for this incarnation.
+    ///
+    /// # Errors
+    /// [`ErrorKind`] names the pair that does not fit, with its numbers. Nothing is retryable but
+    /// [`ErrorKind::PeerDown`] after a new connection.
+    pub fn prepare(
+        &self,
+        op: Op,
+        local: &DescriptorList,
+        remote: &DescriptorList,
+        peer: PeerId,
+    ) -> Result<PreparedTransfer, Error> {
+        let Op::Write = op;
+        let peer = self.engine().peer(peer)?;
+        if let Some((cause, _)) = peer.down() {
+            return Err(peer.down_error(cause));
+        }
+        PreparedTransfer::check(self.engine(), &peer, local, remote)
+    }
+
+    /// Waits for the arrivals of a flight: from now on, completions of `barrier`'s epoch by `writers` are
+    /// weighed and redeemed. Call it before anybody is told where to write. `sink` hears of each arrival
+    /// first.
+    ///
+    /// A writer that is lost before all of its chunks have landed fails every stage at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WriterMismatch`] unless `writers` are exactly the writers of the plan,
+    /// [`ErrorKind::EpochInUse`], [`ErrorKind::UnknownPeer`], [`ErrorKind::PeerDown`].
+    pub fn expect(
+        &self,
+        barrier: &Arc<Barrier>,
+        writers: &[(PeerId, WriterRank)],
+        sink: Option<Arc<dyn ArrivalSink>>,
+    ) -> Result<Expectation, Error> {
+        if self.engine().is_stopping() {
+            return Err(ErrorKind::Closed.into());
+        }
+        Expectation::new(self.engine(), barrier, writers, sink)
+    }
+
+    /// Queues a control message: reliable while the connection stands, in order with everything posted to
+    /// that peer before. Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::QueueFull`] (retryable), [`ErrorKind::TooLong`], [`ErrorKind::UnknownPeer`],
+    /// [`ErrorKind::PeerDown`].
+    pub fn send(&self, peer: PeerId, message: impl AsRef<[u8]>) -> Result<(), Error> {
+        let message = message.as_ref();
+        if message.len() >= wire::MESSAGE_LIMIT_BYTES {
+            let (bytes, limit) = (message.len() as u64, wire::MESSAGE_LIMIT_BYTES as u64 - 1);
+            return Err(ErrorKind::TooLong {
+                what: "message",
+                bytes,
+                limit_bytes: limit,
+            }
+            .into());
+        }
+        self.engine()
+            .peer(peer)?
+            .queue
+            .push_frame(notify::encode_message(message))
+    }
+
+    /// The next event; blocks until there is one, the agent is shut down, or the deadline passes.
+    pub fn next_event(&self, deadline: Deadline) -> Option<AgentEvent> {
+        self.engine()
+            .events
+            .wait(deadline, |events| events.pop())
+            .flatten()
+    }
+
+    /// Says "I am alive and doing something" to every peer, at most once per
+    /// [`TransferConfig::progress_interval_ms`]. Never blocks; call it as often as is convenient.
+    pub fn report_progress(&self) {
+        self.engine().report_progress();
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.engine().counters.snapshot();
+        let regions = self.engine().regions.all();
+        counters.draining_regions =
+            regions.iter().filter(|region| region.is_revoked()).count() as u64;
+        counters
+    }
+
+    /// Ends the agent: nothing is admitted any more, flights that miss something fail with
+    /// [`Cause::Shutdown`], queues are drained, connections closed, threads joined; all of it within the
+    /// deadline. A second call finds little to do.
+    pub fn shutdown(&self, deadline: Deadline) -> ShutdownReport {
+        self.engine().shutdown(deadline)
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.owner.engine
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let deadline = Deadline::after_ms(self.engine.config.drop_deadline_ms);
+        // The report names leaks, which stay counted; nobody is left to read it here.
+        let _ = self.engine.shutdown(deadline);
+    }
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("name", &self.name())
+            .field("incarnation", &self.incarnation())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AgentBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentBuilder")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+fn draw_incarnation() -> Result<Incarnation, Error> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(0);
+        Error::with_source(
+            ErrorKind::System {
+                call: "getrandom",
+                errno,
+            },
+            error,
+        )
+    })?;
+    Ok(Incarnation(u128::from_le_bytes(bytes)))
+}

@@ -1,0 +1,193 @@
+//! Posting: from a prepared transfer and a source witness to an operation in the queue (I-7, I-24).
+
+use std::{any::Any, fmt};
+
+use crate::{
+    agent::{Agent, Arrival},
+    backend::PostedOp,
+    deadline::Deadline,
+    engine::{
+        FlightLedger, PreparedTransfer, TransferHandle,
+        handle::{Operation, Resources},
+        peer::Peer,
+        queue::{OpSlot, Queue},
+    },
+    error::{Error, ErrorKind},
+    obs::{Event, add},
+    source::SourceReady,
+    sync::Arc,
+};
+
+/// What goes along with an operation.
+#[derive(Default)]
+pub struct PostOptions {
+    /// Told to the receiver when every byte is visible there.
+    pub arrival: Option<Arrival>,
+    /// Dropped when the operation is terminal: what keeps the source as it is.
+    pub keepalive: Option<Box<dyn Any + Send>>,
+    /// Counts the operation until it is terminal.
+    pub ledger: Option<Arc<FlightLedger>>,
+    /// The operation is not executed until this gate opens.
+    #[cfg(feature = "fault-injection")]
+    pub hold: Option<Arc<crate::fault::HoldGate>>,
+}
+
+/// A post that was not admitted: nothing has happened, and everything comes back.
+#[derive(Debug)]
+pub struct PostError {
+    /// Why. [`ErrorKind::QueueFull`] is back-pressure: post again later.
+    pub error: Error,
+    /// The witness, still good.
+    pub source: SourceReady,
+    /// The options, as they were.
+    pub options: PostOptions,
+}
+
+impl Agent {
+    /// Queues an operation. `source` proves that the bytes to be sent have been written. Never blocks.
+    ///
+    /// # Errors
+    /// Everything comes back in [`PostError`]: [`ErrorKind::QueueFull`] when there is no room now
+    /// (retryable), [`ErrorKind::PeerDown`], [`ErrorKind::RegionClosed`] or [`ErrorKind::PoolRevoked`]
+    /// when a registration was revoked since the transfer was prepared, [`ErrorKind::FlightClosed`] when
+    /// the ledger is closed.
+    pub fn post(
+        &self,
+        transfer: &PreparedTransfer,
+        source: SourceReady,
+        options: PostOptions,
+    ) -> Result<TransferHandle, PostError> {
+        self.post_with(transfer, source, options, Queue::reserve)
+    }
+
+    /// [`Agent::post`] that waits for room until the deadline.
+    ///
+    /// # Errors
+    /// As [`Agent::post`]; [`ErrorKind::QueueFull`] after the deadline.
+    pub fn post_within(
+        &self,
+        transfer: &PreparedTransfer,
+        source: SourceReady,
+        options: PostOptions,
+        deadline: Deadline,
+    ) -> Result<TransferHandle, PostError> {
+        self.post_with(transfer, source, options, |queue| {
+            Queue::reserve_within(queue, deadline)
+        })
+    }
+
+    fn post_with(
+        &self,
+        transfer: &PreparedTransfer,
+        source: SourceReady,
+        mut options: PostOptions,
+        reserve: impl FnOnce(&Arc<Queue>) -> Result<OpSlot, Error>,
+    ) -> Result<TransferHandle, PostError> {
+        match self.admit(transfer, &mut options, reserve) {
+            Ok(handle) => Ok(handle),
+            Err(error) => {
+                if matches!(error.kind(), ErrorKind::QueueFull { .. }) {
+                    add(&self.engine().counters.back_pressure, 1);
+                    self.engine().record(|| Event::BackPressure {
+                        peer: transfer.peer,
+                    });
+                }
+                Err(PostError {
+                    error,
+                    source,
+                    options,
+                })
+            }
+        }
+    }
+
+    /// Takes every resource, or none.
+    fn admit(
+        &self,
+        transfer: &PreparedTransfer,
+        options: &mut PostOptions,
+        reserve: impl FnOnce(&Arc<Queue>) -> Result<OpSlot, Error>,
+    ) -> Result<TransferHandle, Error> {
+        let engine = self.engine();
+        if engine.is_stopping() {
+            return Err(ErrorKind::Closed.into());
+        }
+        let peer: Arc<Peer> = engine.peer(transfer.peer)?;
+        let slot = reserve(&peer.queue)?;
+        let regions = engine.regions.hold_all(&transfer.local_regions)?;
+        let remote = peer.hold_regions(&transfer.remote_regions)?;
+        let outstanding = match &options.ledger {
+            Some(ledger) => Some(FlightLedger::begin(ledger)?),
+            None => None,
+        };
+        let posted = PostedOp {
+            id: engine.next_op(),
+            runs: transfer.runs.clone(),
+            bytes: transfer.bytes(),
+            arrival: options.arrival.take(),
+        };
+        let op = posted.id;
+        let resources = Resources {
+            _regions: regions,
+            _remote: remote,
+            _keepalive: options.keepalive.take(),
+            _slot: slot,
+            _outstanding: outstanding,
+        };
+        let operation = Arc::new(Operation::new(
+            posted,
+            transfer.descriptor_count(),
+            resources,
+            #[cfg(feature = "fault-injection")]
+            options.hold.clone(),
+        ));
+        engine.record(|| Event::Posted {
+            peer: peer.id,
+            op,
+            bytes: transfer.bytes(),
+            descriptor_count: transfer.descriptor_count(),
+        });
+        if let Err(error) = peer.queue.push_operation(operation.clone()) {
+            // The connection ended between the reservation and here: the operation was admitted and has
+            // failed, which the handle tells.
+            engine.end(&peer, &operation, Err(error));
+        }
+        Ok(TransferHandle::new(operation))
+    }
+
+    /// Announces an arrival that no operation stands behind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownPeer`], [`ErrorKind::PeerDown`].
+    #[cfg(feature = "fault-injection")]
+    pub fn forge_arrival(
+        &self,
+        peer: crate::ids::PeerId,
+        arrival: Arrival,
+        level: crate::Visibility,
+    ) -> Result<(), Error> {
+        self.engine().peer(peer)?.queue.push_forged(arrival, level)
+    }
+}
+
+impl fmt::Debug for PostOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostOptions")
+            .field("arrival", &self.arrival)
+            .field("has_keepalive", &self.keepalive.is_some())
+            .field("ledger", &self.ledger)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for PostError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,567 @@
+//! Frames of a link: the bytes between two agents, on TCP and on the control socket of shared memory.
+//!
+//! ```text
+//! magic "KVGL" | version u16 | kind u16 | body_bytes u32 | body | CRC-32C u32 over all before it
+//! ```
+//! Little-endian. The payload of a `Write` follows its frame and is not part of it. Reading a frame
+//! takes two steps, so that nothing is allocated or trusted before it was checked: [`Header::parse`]
+//! on twelve bytes, then [`Frame::decode`] on the rest. Another version is refused by name before
+//! anything else of the frame is looked at; `docs/wire.md` has the bytes of each kind.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::Arrival;
+use super::fields::Fields;
+use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
+use crate::visibility::Visibility;
+
+/// First bytes of every frame.
+pub(crate) const MAGIC: [u8; 4] = *b"KVGL";
+/// Version of this build. A peer with another one is refused.
+pub(crate) const VERSION: u16 = 1;
+/// Magic, version, kind and body length.
+pub(crate) const HEADER_BYTES: usize = 12;
+/// The check sum behind the body.
+pub(crate) const CRC_BYTES: usize = 4;
+/// Longest note of an arrival.
+pub(crate) const NOTE_LIMIT_BYTES: usize = 1 << 20;
+/// Longest message.
+pub(crate) const MESSAGE_LIMIT_BYTES: usize = 16 << 20;
+/// Most tickets in one arrival.
+pub(crate) const TICKET_LIMIT: usize = 1 << 16;
+/// Most runs in one write frame; a longer transfer is sent in parts.
+pub(crate) const RUN_LIMIT: usize = 1 << 16;
+/// Longest encoded metadata.
+pub(crate) const METADATA_LIMIT_BYTES: usize = 4 << 20;
+/// Longest reason of a refusal.
+pub(crate) const REASON_LIMIT_BYTES: usize = 1024;
+
+const ARRIVAL_LIMIT_BYTES: usize = 16 + 4 * TICKET_LIMIT + NOTE_LIMIT_BYTES;
+
+/// Why bytes are not a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WireError {
+    /// The first bytes are not a kvgate link.
+    BadMagic([u8; 4]),
+    /// The peer speaks another version.
+    Version { ours: u16, theirs: u16 },
+    /// No such kind in this version.
+    UnknownKind(u16),
+    /// The body is longer than its kind allows.
+    TooLong {
+        kind: Kind,
+        body_bytes: u32,
+        limit_bytes: usize,
+    },
+    /// The check sum does not fit.
+    Crc { expected: u32, found: u32 },
+    /// The body ends inside a field.
+    Truncated { field: &'static str },
+    /// Bytes are left behind the last field.
+    Trailing { extra_bytes: usize },
+    /// A field holds a value that it cannot have.
+    BadValue { field: &'static str, value: u64 },
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadMagic(found) => write!(f, "not a kvgate link: first bytes {found:02x?}"),
+            Self::Version { ours, theirs } => {
+                write!(
+                    f,
+                    "link version {theirs} of the peer, this build speaks {ours}"
+                )
+            }
+            Self::UnknownKind(kind) => write!(f, "unknown frame kind {kind}"),
+            Self::TooLong {
+                kind,
+                body_bytes,
+                limit_bytes,
+            } => write!(
+                f,
+                "{kind:?} frame of {body_bytes} bytes, at most {limit_bytes} allowed"
+            ),
+            Self::Crc { expected, found } => {
+                write!(
+                    f,
+                    "frame check sum {found:#010x}, computed {expected:#010x}"
+                )
+            }
+            Self::Truncated { field } => write!(f, "frame ends inside field {field}"),
+            Self::Trailing { extra_bytes } => {
+                write!(f, "{extra_bytes} bytes behind the last field of a frame")
+            }
+            Self::BadValue { field, value } => write!(f, "field {field} holds {value}"),
+        }
+    }
+}
+
+impl std::error::Error for WireError {}
+
+/// What a frame is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    Hello = 1,
+    Proof = 2,
+    Metadata = 3,
+    Memory = 4,
+    Ready = 5,
+    Refuse = 6,
+    Write = 16,
+    Ack = 17,
+    Nack = 18,
+    Arrival = 19,
+    Message = 20,
+    Progress = 21,
+    Bye = 22,
+}
+
+impl Kind {
+    fn from_u16(value: u16) -> Option<Self> {
+        Some(match value {
+            1 => Self::Hello,
+            2 => Self::Proof,
+            3 => Self::Metadata,
+            4 => Self::Memory,
+            5 => Self::Ready,
+            6 => Self::Refuse,
+            16 => Self::Write,
+            17 => Self::Ack,
+            18 => Self::Nack,
+            19 => Self::Arrival,
+            20 => Self::Message,
+            21 => Self::Progress,
+            22 => Self::Bye,
+            _ => return None,
+        })
+    }
+
+    /// Longest body of this kind.
+    pub(crate) fn limit_bytes(self) -> usize {
+        match self {
+            Self::Hello | Self::Proof | Self::Memory | Self::Ready => 64,
+            Self::Ack | Self::Progress | Self::Bye => 64,
+            Self::Refuse | Self::Nack => 16 + REASON_LIMIT_BYTES,
+            Self::Metadata => METADATA_LIMIT_BYTES,
+            Self::Write => 32 + RUN_LIMIT * RUN_BYTES + ARRIVAL_LIMIT_BYTES,
+            Self::Arrival => 1 + ARRIVAL_LIMIT_BYTES,
+            Self::Message => MESSAGE_LIMIT_BYTES,
+        }
+    }
+}
+
+/// The checked first twelve bytes of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    pub(crate) body_bytes: usize,
+}
+
+impl Header {
+    /// Checks magic, version, kind and length, in this order.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let [m0, m1, m2, m3, v0, v1, k0, k1, l0, l1, l2, l3] = *bytes;
+        let magic = [m0, m1, m2, m3];
+        if magic != MAGIC {
+            return Err(WireError::BadMagic(magic));
+        }
+        let theirs = u16::from_le_bytes([v0, v1]);
+        if theirs != VERSION {
+            return Err(WireError::Version {
+                ours: VERSION,
+                theirs,
+            });
+        }
+        let kind = u16::from_le_bytes([k0, k1]);
+        let kind = Kind::from_u16(kind).ok_or(WireError::UnknownKind(kind))?;
+        let body_bytes = u32::from_le_bytes([l0, l1, l2, l3]);
+        let limit_bytes = kind.limit_bytes();
+        if body_bytes as usize > limit_bytes {
+            return Err(WireError::TooLong {
+                kind,
+                body_bytes,
+                limit_bytes,
+            });
+        }
+        Ok(Self {
+            kind,
+            body_bytes: body_bytes as usize,
+        })
+    }
+}
+
+/// One run of slots on the receiver's side, as the sender names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WireRun {
+    pub(crate) pool: PoolId,
+    /// Registration generation of the pool's region that the sender knows.
+    pub(crate) generation: u32,
+    pub(crate) slot: u32,
+    pub(crate) slot_count: u32,
+}
+
+const RUN_BYTES: usize = 16;
+
+/// Head of a write: what the receiver checks before it reads one byte of payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WriteHead {
+    pub(crate) op: OpId,
+    /// No: more parts of this operation follow, and only the last one is answered.
+    pub(crate) is_last: bool,
+    pub(crate) payload_bytes: u64,
+    pub(crate) runs: Vec<WireRun>,
+    pub(crate) arrival: Option<Arrival>,
+}
+
+/// Why a peer was refused or a write not applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: u16,
+    pub(crate) reason: String,
+}
+
+/// A parsed frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame {
+    /// First frame in both directions.
+    Hello {
+        nonce: [u8; 32],
+        has_auth_token: bool,
+    },
+    /// HMAC over both nonces.
+    Proof {
+        mac: [u8; 32],
+    },
+    /// Encoded `AgentMetadata`.
+    Metadata(Bytes),
+    /// One memfd travels beside this frame.
+    Memory {
+        region: RegionId,
+        generation: u32,
+        mapped_bytes: u64,
+    },
+    /// The sender has accepted everything it was told.
+    Ready,
+    Refuse(Refusal),
+    Write(WriteHead),
+    Ack {
+        op: OpId,
+        level: Visibility,
+    },
+    Nack {
+        op: OpId,
+        refusal: Refusal,
+    },
+    Arrival {
+        level: Visibility,
+        arrival: Arrival,
+    },
+    Message(Bytes),
+    Progress {
+        counter: u64,
+    },
+    /// Every operation of the sender is terminal, and it posts no more.
+    Bye,
+}
+
+impl Frame {
+    /// Decodes a frame whose header was parsed. `rest` is the body and the check sum.
+    pub(crate) fn decode(
+        header_bytes: &[u8; HEADER_BYTES],
+        header: Header,
+        rest: Bytes,
+    ) -> Result<Self, WireError> {
+        let Some((body, crc)) = rest
+            .split_last_chunk::<CRC_BYTES>()
+            .filter(|(body, _)| body.len() == header.body_bytes)
+        else {
+            return Err(WireError::Truncated { field: "body" });
+        };
+        let found = u32::from_le_bytes(*crc);
+        let expected = crc32c::crc32c_append(crc32c::crc32c(header_bytes), body);
+        if found != expected {
+            return Err(WireError::Crc { expected, found });
+        }
+        let mut fields = Fields::new(rest.slice(..header.body_bytes));
+        let frame = fields.frame(header.kind)?;
+        fields.finish()?;
+        Ok(frame)
+    }
+}
+
+/// Appends one frame to `out`; `body` appends the body.
+fn append(out: &mut Vec<u8>, kind: Kind, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&(kind as u16).to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    let body_start = out.len();
+    body(out);
+    // The limits of the kinds are far below u32::MAX; a longer body is refused by every receiver.
+    let body_bytes = u32::try_from(out.len() - body_start).unwrap_or(u32::MAX);
+    out[body_start - 4..body_start].copy_from_slice(&body_bytes.to_le_bytes());
+    let crc = crc32c::crc32c(&out[start..]);
+    out.extend_from_slice(&crc.to_le_bytes());
+}
+
+pub(crate) fn append_hello(out: &mut Vec<u8>, nonce: &[u8; 32], has_auth_token: bool) {
+    append(out, Kind::Hello, |out| {
+        out.extend_from_slice(nonce);
+        out.push(u8::from(has_auth_token));
+    });
+}
+
+pub(crate) fn append_proof(out: &mut Vec<u8>, mac: &[u8; 32]) {
+    append(out, Kind::Proof, |out| out.extend_from_slice(mac));
+}
+
+pub(crate) fn append_metadata(out: &mut Vec<u8>, metadata: &[u8]) {
+    append(out, Kind::Metadata, |out| out.extend_from_slice(metadata));
+}
+
+pub(crate) fn append_memory(
+    out: &mut Vec<u8>,
+    region: RegionId,
+    generation: u32,
+    mapped_bytes: u64,
+) {
+    append(out, Kind::Memory, |out| {
+        out.extend_from_slice(&region.0.to_le_bytes());
+        out.extend_from_slice(&generation.to_le_bytes());
+        out.extend_from_slice(&mapped_bytes.to_le_bytes());
+    });
+}
+
+pub(crate) fn append_ready(out: &mut Vec<u8>) {
+    append(out, Kind::Ready, |_| {});
+}
+
+pub(crate) fn append_refuse(out: &mut Vec<u8>, refusal: &Refusal) {
+    append(out, Kind::Refuse, |out| put_refusal(out, refusal));
+}
+
+/// A write frame; `payload_bytes` of payload must follow on the socket.
+pub(crate) fn append_write(
+    out: &mut Vec<u8>,
+    op: OpId,
+    is_last: bool,
+    payload_bytes: u64,
+    runs: impl ExactSizeIterator<Item = WireRun>,
+    arrival: Option<&Arrival>,
+) {
+    out.reserve(HEADER_BYTES + 64 + runs.len() * RUN_BYTES);
+    append(out, Kind::Write, |out| {
+        out.extend_from_slice(&op.0.to_le_bytes());
+        out.push(u8::from(is_last));
+        out.push(u8::from(arrival.is_some()));
+        out.extend_from_slice(&payload_bytes.to_le_bytes());
+        put_count(out, runs.len());
+        for run in runs {
+            out.extend_from_slice(&run.pool.0.to_le_bytes());
+            out.extend_from_slice(&run.generation.to_le_bytes());
+            out.extend_from_slice(&run.slot.to_le_bytes());
+            out.extend_from_slice(&run.slot_count.to_le_bytes());
+        }
+        if let Some(arrival) = arrival {
+            put_arrival(out, arrival);
+        }
+    });
+}
+
+pub(crate) fn append_ack(out: &mut Vec<u8>, op: OpId, level: Visibility) {
+    append(out, Kind::Ack, |out| {
+        out.extend_from_slice(&op.0.to_le_bytes());
+        out.push(level_code(level));
+    });
+}
+
+pub(crate) fn append_nack(out: &mut Vec<u8>, op: OpId, refusal: &Refusal) {
+    append(out, Kind::Nack, |out| {
+        out.extend_from_slice(&op.0.to_le_bytes());
+        put_refusal(out, refusal);
+    });
+}
+
+pub(crate) fn append_arrival(out: &mut Vec<u8>, level: Visibility, arrival: &Arrival) {
+    append(out, Kind::Arrival, |out| {
+        out.push(level_code(level));
+        put_arrival(out, arrival);
+    });
+}
+
+pub(crate) fn append_message(out: &mut Vec<u8>, message: &[u8]) {
+    append(out, Kind::Message, |out| out.extend_from_slice(message));
+}
+
+pub(crate) fn append_progress(out: &mut Vec<u8>, counter: u64) {
+    append(out, Kind::Progress, |out| {
+        out.extend_from_slice(&counter.to_le_bytes());
+    });
+}
+
+pub(crate) fn append_bye(out: &mut Vec<u8>) {
+    append(out, Kind::Bye, |_| {});
+}
+
+fn put_count(out: &mut Vec<u8>, count: usize) {
+    out.extend_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
+}
+
+fn put_arrival(out: &mut Vec<u8>, arrival: &Arrival) {
+    out.extend_from_slice(&arrival.epoch.0.to_le_bytes());
+    put_count(out, arrival.tickets.len());
+    for (stage, chunk) in &arrival.tickets {
+        out.extend_from_slice(&stage.0.to_le_bytes());
+        out.extend_from_slice(&chunk.0.to_le_bytes());
+    }
+    put_count(out, arrival.note.len());
+    out.extend_from_slice(&arrival.note);
+}
+
+fn put_refusal(out: &mut Vec<u8>, refusal: &Refusal) {
+    out.extend_from_slice(&refusal.code.to_le_bytes());
+    let mut end = refusal.reason.len().min(REASON_LIMIT_BYTES);
+    while !refusal.reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.extend_from_slice(&refusal.reason.as_bytes()[..end]);
+}
+
+fn level_code(level: Visibility) -> u8 {
+    match level {
+        Visibility::LocalDone => 0,
+        Visibility::RemoteDelivered => 1,
+        Visibility::RemoteVisible => 2,
+    }
+}
+
+impl Fields {
+    fn frame(&mut self, kind: Kind) -> Result<Frame, WireError> {
+        Ok(match kind {
+            Kind::Hello => Frame::Hello {
+                nonce: self.array("nonce")?,
+                has_auth_token: self.bool("has_auth_token")?,
+            },
+            Kind::Proof => Frame::Proof {
+                mac: self.array("mac")?,
+            },
+            Kind::Metadata => Frame::Metadata(self.remaining()),
+            Kind::Memory => Frame::Memory {
+                region: RegionId(self.u32("region")?),
+                generation: self.u32("generation")?,
+                mapped_bytes: self.u64("mapped_bytes")?,
+            },
+            Kind::Ready => Frame::Ready,
+            Kind::Refuse => Frame::Refuse(self.refusal()?),
+            Kind::Write => Frame::Write(self.write_head()?),
+            Kind::Ack => Frame::Ack {
+                op: OpId(self.u64("op")?),
+                level: self.level()?,
+            },
+            Kind::Nack => Frame::Nack {
+                op: OpId(self.u64("op")?),
+                refusal: self.refusal()?,
+            },
+            Kind::Arrival => Frame::Arrival {
+                level: self.level()?,
+                arrival: self.arrival()?,
+            },
+            Kind::Message => Frame::Message(self.remaining()),
+            Kind::Progress => Frame::Progress {
+                counter: self.u64("counter")?,
+            },
+            Kind::Bye => Frame::Bye,
+        })
+    }
+
+    fn write_head(&mut self) -> Result<WriteHead, WireError> {
+        let op = OpId(self.u64("op")?);
+        let is_last = self.bool("is_last")?;
+        let has_arrival = self.bool("has_arrival")?;
+        let payload_bytes = self.u64("payload_bytes")?;
+        let run_count = self.count(RUN_LIMIT, RUN_BYTES, "run_count")?;
+        let mut runs = Vec::with_capacity(run_count);
+        for _ in 0..run_count {
+            runs.push(self.run()?);
+        }
+        let arrival = if has_arrival {
+            Some(self.arrival()?)
+        } else {
+            None
+        };
+        if has_arrival && !is_last {
+            return Err(WireError::BadValue {
+                field: "has_arrival",
+                value: 1,
+            });
+        }
+        Ok(WriteHead {
+            op,
+            is_last,
+            payload_bytes,
+            runs,
+            arrival,
+        })
+    }
+
+    fn run(&mut self) -> Result<WireRun, WireError> {
+        let run = WireRun {
+            pool: PoolId(self.u32("run.pool")?),
+            generation: self.u32("run.generation")?,
+            slot: self.u32("run.slot")?,
+            slot_count: self.u32("run.slot_count")?,
+        };
+        if run.slot_count == 0 || run.slot.checked_add(run.slot_count).is_none() {
+            return Err(WireError::BadValue {
+                field: "run.slot_count",
+                value: u64::from(run.slot_count),
+            });
+        }
+        Ok(run)
+    }
+
+    fn arrival(&mut self) -> Result<Arrival, WireError> {
+        let epoch = Epoch(self.u64("epoch")?);
+        let ticket_count = self.count(TICKET_LIMIT, 4, "ticket_count")?;
+        let mut tickets = Vec::with_capacity(ticket_count);
+        for _ in 0..ticket_count {
+            tickets.push((
+                StageId(self.u16("ticket.stage")?),
+                ChunkId(self.u16("ticket.chunk")?),
+            ));
+        }
+        let note_bytes = self.count(NOTE_LIMIT_BYTES, 1, "note_bytes")?;
+        Ok(Arrival {
+            epoch,
+            tickets,
+            note: self.take(note_bytes, "note")?,
+        })
+    }
+
+    fn refusal(&mut self) -> Result<Refusal, WireError> {
+        Ok(Refusal {
+            code: self.u16("code")?,
+            reason: {
+                let left = self.left_bytes();
+                self.text(left, "reason")?
+            },
+        })
+    }
+
+    fn level(&mut self) -> Result<Visibility, WireError> {
+        match self.u8("level")? {
+            0 => Ok(Visibility::LocalDone),
+            1 => Ok(Visibility::RemoteDelivered),
+            2 => Ok(Visibility::RemoteVisible),
+            other => Err(WireError::BadValue {
+                field: "level",
+                value: u64::from(other),
+            }),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Two agents of one process: the sender's worker copies, and calls the receiver's engine itself.
+//!
+//! **What is protected by what.** `Pair::state` says which ends have started and whether the pair is
+//! closed, and counts the calls that are under way. `close` waits until no other thread is inside a call, so
+//! afterwards nothing writes and nothing is reported: that is the proof of quiescence.
+//! **Lock order.** The mutex is a leaf; calls into an engine and copies run with it free.
+
+use bytes::Bytes;
+
+use crate::{
+    Arrival, arc_dyn,
+    backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce},
+    barrier::waiters::Waiters,
+    engine::Engine,
+    error::{Cause, Error, ErrorKind},
+    ids::PeerId,
+    mem::copy::copy_runs,
+    sync::{Arc, thread},
+    visibility::Visibility,
+};
+
+/// What an end needs to call the engine on the other side.
+#[derive(Clone)]
+struct Receiver {
+    /// The number of the sender in that engine.
+    peer: PeerId,
+    events: Arc<dyn LinkEvents>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Per side, the engine of that side.
+    receivers: [Option<Receiver>; 2],
+    is_closed: bool,
+    /// Threads inside a call into an engine or a copy.
+    callers: Vec<thread::ThreadId>,
+}
+
+struct Pair {
+    state: Waiters<State>,
+}
+
+struct LocalLink {
+    pair: Arc<Pair>,
+    /// 0 or 1: the side whose engine owns this link.
+    side: usize,
+}
+
+/// Connects two engines of this process.
+pub(crate) fn connect(a: &Arc<Engine>, b: &Arc<Engine>) -> Result<(PeerId, PeerId), Error> {
+    let pair = Arc::new(Pair {
+        state: Waiters::new(State::default()),
+    });
+    let (told_a, told_b) = (a.describe(), b.describe());
+    let link = |side| arc_dyn!(LocalLink { pair: pair.clone(), side } => dyn Link);
+    let b_as_seen_by_a = Engine::attach(a, link(0), told_b.metadata.clone(), &told_a)?;
+    let a_as_seen_by_b = Engine::attach(b, link(1), told_a.metadata.clone(), &told_b)
+        .inspect_err(|error| a.drop_peer(b_as_seen_by_a, error))?;
+    Ok((b_as_seen_by_a, a_as_seen_by_b))
+}
+
+impl LocalLink {
+    /// Runs `call` with the engine on the other side; waits until that side has started.
+    fn call<R>(&self, call: impl FnOnce(&Receiver) -> R) -> Result<R, Error> {
+        let receiver = self.pair.state.wait_owned(|state| {
+            if state.is_closed {
+                return Some(None);
+            }
+            let receiver = state.receivers[1 - self.side].clone()?;
+            state.callers.push(thread::current().id());
+            Some(Some(receiver))
+        });
+        let Some(receiver) = receiver else {
+            return Err(ErrorKind::PeerLost {
+                reason: "closed".to_owned(),
+            }
+            .into());
+        };
+        let under_way = UnderWay(&self.pair);
+        let result = call(&receiver);
+        drop(receiver);
+        drop(under_way);
+        Ok(result)
+    }
+}
+
+/// Leaves the list of callers, also when the call panics.
+struct UnderWay<'a>(&'a Pair);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.state.update(|state| {
+            let me = thread::current().id();
+            if let Some(index) = state.callers.iter().rposition(|caller| *caller == me) {
+                state.callers.swap_remove(index);
+            }
+        });
+    }
+}
+
+impl Link for LocalLink {
+    fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
+        self.pair.state.update(|state| {
+            if state.is_closed {
+                return Err(ErrorKind::PeerLost {
+                    reason: "closed".to_owned(),
+                }
+                .into());
+            }
+            state.receivers[self.side] = Some(Receiver { peer, events });
+            Ok(())
+        })
+    }
+
+    fn kind(&self) -> BackendKind {
+        BackendKind::Local
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            completion: Visibility::RemoteVisible,
+            max_descriptors: u64::MAX,
+            arrival_in_band: false,
+            access: Access::Checked,
+        }
+    }
+
+    fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
+        self.call(|receiver| {
+            let target = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
+            copy_runs(&op.runs.local, &target.runs);
+            Ok(Posted::Done(Visibility::RemoteVisible))
+        })?
+    }
+
+    fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
+        self.call(|receiver| {
+            receiver
+                .events
+                .arrived(receiver.peer, arrival.clone(), level)
+        })
+    }
+
+    fn send(&self, message: &[u8]) -> Result<(), Error> {
+        let bytes = Bytes::copy_from_slice(message);
+        self.call(|receiver| receiver.events.message(receiver.peer, bytes))
+    }
+
+    fn send_progress(&self, counter: u64) -> Result<(), Error> {
+        self.call(|receiver| receiver.events.progress(receiver.peer, counter))
+    }
+
+    fn quiesce(&self) -> Quiesce {
+        self.close();
+        Quiesce::Proven
+    }
+
+    fn close(&self) {
+        let other = self.pair.state.update(|state| {
+            let first = !std::mem::replace(&mut state.is_closed, true);
+            let receivers = std::mem::take(&mut state.receivers);
+            let [zero, one] = receivers;
+            let other = if self.side == 0 { one } else { zero };
+            other.filter(|_| first)
+        });
+        let me = thread::current().id();
+        // Calls are copies and engine callbacks, which end by themselves; a call of this very thread is
+        // further up the stack.
+        self.pair
+            .state
+            .wait_owned(|state| state.callers.iter().all(|c| *c == me).then_some(()));
+        if let Some(receiver) = other {
+            let cause = Cause::PeerLost {
+                reason: "the other agent closed the connection".to_owned(),
+            };
+            receiver.events.down(receiver.peer, cause, Quiesce::Proven);
+        }
+    }
+}

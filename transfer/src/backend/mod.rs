@@ -1,0 +1,192 @@
+//! The seam between the engine and what moves bytes.
+//!
+//! A backend makes [`Link`]s: established connections to one peer. The engine calls a link from that
+//! peer's worker thread; the link calls the engine through [`LinkEvents`] from its receive thread. This
+//! module is compiled for the model checker too, whose models implement `Link`; the backends are not.
+
+#[cfg(not(kv_loom))]
+pub(crate) mod local;
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::{
+    Arrival,
+    error::{Cause, Error},
+    ids::{OpId, PeerId, PoolId},
+    mem::{region::RegionHold, span::SlotRun},
+    sync::Arc,
+    visibility::Visibility,
+};
+
+/// Which backend carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// Two agents of one process.
+    Local,
+    /// Two processes of one host that map each other's memory.
+    Shm,
+    /// A stream socket.
+    Tcp,
+    /// The seeded simulation, or a model.
+    Sim,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Sim => "sim",
+        })
+    }
+}
+
+/// How writes reach the receiver's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The receiver resolves every write, so it can refuse one after a revocation.
+    Checked,
+    /// The writer holds a mapping or a key: a revocation needs its answer.
+    Direct,
+}
+
+/// What a link can do.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    /// The level that its completions reach.
+    pub completion: Visibility,
+    /// Most descriptors in one operation.
+    pub max_descriptors: u64,
+    /// The arrival of an operation travels with its bytes. Otherwise the engine calls
+    /// [`Link::announce`] after [`Posted::Done`].
+    pub arrival_in_band: bool,
+    /// How its writes reach memory.
+    pub access: Access,
+}
+
+/// Neighbouring slots of one pool of the receiver, as the sender names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRun {
+    /// The receiver's pool.
+    pub pool: PoolId,
+    /// Registration generation of the pool's region that the sender knows.
+    pub generation: u32,
+    /// First slot.
+    pub slot: u32,
+    /// Number of slots, at least one.
+    pub slot_count: u32,
+}
+
+/// The runs of a prepared transfer, paired by position; a pair has equal counts and slot sizes.
+#[derive(Debug)]
+pub struct RunPairs {
+    pub(crate) local: Vec<SlotRun>,
+    /// The receiver's side.
+    pub remote: Vec<RemoteRun>,
+}
+
+/// An operation that a link executes. The engine keeps the local memory registered and mapped until it
+/// has been told the end.
+#[derive(Debug)]
+pub struct PostedOp {
+    /// Its name in [`LinkEvents::completed`].
+    pub id: OpId,
+    /// What to copy where.
+    pub runs: Arc<RunPairs>,
+    /// Bytes of all runs.
+    pub bytes: u64,
+    /// Told to the receiver once every byte is visible there.
+    pub arrival: Option<Arrival>,
+}
+
+/// How far [`Link::post`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Posted {
+    /// The operation is over.
+    Done(Visibility),
+    /// [`LinkEvents::completed`] will tell, unless the link goes down first.
+    Pending,
+}
+
+/// Whether a lost peer can still write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Quiesce {
+    /// It cannot: nothing it has posted will land from now on.
+    Proven,
+    /// Nobody knows; memory it was told about stays quarantined.
+    Unprovable(Cause),
+}
+
+/// Receiver's runs, checked, with the regions held.
+#[derive(Debug)]
+pub struct Resolved {
+    pub(crate) runs: Vec<SlotRun>,
+    /// While these live, the memory stays registered and mapped (I-21).
+    pub(crate) _holds: Vec<RegionHold>,
+}
+
+/// One established connection to one peer.
+///
+/// `post`, `announce`, `send` and `send_progress` are called from one thread at a time (the peer's
+/// worker), `start` once before them; `close` and `quiesce` from any thread, at any time.
+pub trait Link: Send + Sync {
+    /// Takes the peer's number and whom to tell, and starts to receive.
+    ///
+    /// # Errors
+    /// When the receive thread cannot be started.
+    fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error>;
+    /// Which backend this is.
+    fn kind(&self) -> BackendKind;
+    /// What it can do.
+    fn caps(&self) -> Caps;
+    /// Executes an operation, or hands it to hardware. May block; `close` ends that.
+    ///
+    /// # Errors
+    /// The operation is over and has not landed (the link may be broken, or it was refused).
+    fn post(&self, op: &PostedOp) -> Result<Posted, Error>;
+    /// Tells the receiver that bytes have come as far as `level`, after everything posted before.
+    ///
+    /// # Errors
+    /// The link is broken.
+    fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error>;
+    /// Sends a message after everything posted before.
+    ///
+    /// # Errors
+    /// The link is broken.
+    fn send(&self, message: &[u8]) -> Result<(), Error>;
+    /// Tells the peer that this side is alive.
+    ///
+    /// # Errors
+    /// The link is broken.
+    fn send_progress(&self, counter: u64) -> Result<(), Error>;
+    /// Whether the peer can still write here. Asked once the link is closed or down.
+    fn quiesce(&self) -> Quiesce;
+    /// Ends the connection: blocked calls return, the receive thread ends, no event comes after this
+    /// returns except from a call that is under way on this very thread. Idempotent.
+    fn close(&self);
+}
+
+/// The engine, as a link sees it. Called from the link's receive thread; none of these blocks for long.
+pub trait LinkEvents: Send + Sync {
+    /// Bytes of an operation have come as far as `level` in this process.
+    fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility);
+    /// A message.
+    fn message(&self, peer: PeerId, bytes: Bytes);
+    /// An operation that [`Link::post`] left pending is over.
+    fn completed(&self, peer: PeerId, op: OpId, result: Result<Visibility, Error>);
+    /// The peer is alive.
+    fn progress(&self, peer: PeerId, counter: u64);
+    /// The connection has ended by itself. The link makes no further call.
+    fn down(&self, peer: PeerId, cause: Cause, quiesce: Quiesce);
+    /// Checks a write of the peer against the registered pools and holds their regions.
+    ///
+    /// # Errors
+    /// An unknown pool, a slot outside, a revoked or different registration: nothing may be written.
+    fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
+}

@@ -1,0 +1,56 @@
+//! Limits and intervals of an [`crate::Agent`].
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+
+/// Limits and intervals of an [`crate::Agent`]; [`crate::AgentBuilder::build`] refuses values that cannot
+/// work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferConfig {
+    /// Operations towards one peer that are queued or under way. A full queue is back-pressure
+    /// ([`crate::ErrorKind::QueueFull`]), never a failed transfer.
+    pub queue_capacity: usize,
+    /// Control messages towards one peer that wait to be sent.
+    pub message_capacity: usize,
+    /// Events that wait for [`crate::Agent::next_event`]. A peer that fills it is disconnected.
+    pub event_capacity: usize,
+    /// Shortest time between two progress reports to a peer.
+    pub progress_interval_ms: u64,
+    /// How long dropping the last handle of an agent may take to stop its threads.
+    pub drop_deadline_ms: u64,
+}
+
+impl Default for TransferConfig {
+    fn default() -> Self {
+        Self {
+            queue_capacity: 1024,
+            message_capacity: 4096,
+            event_capacity: 65_536,
+            progress_interval_ms: 100,
+            drop_deadline_ms: 2_000,
+        }
+    }
+}
+
+impl TransferConfig {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let capacities = [
+            ("queue_capacity", self.queue_capacity),
+            ("message_capacity", self.message_capacity),
+            ("event_capacity", self.event_capacity),
+        ];
+        match capacities.into_iter().find(|(_, value)| *value == 0) {
+            Some((what, value)) => Err(ErrorKind::InvalidArgument {
+                what,
+                value: value.to_string(),
+            }
+            .into()),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn progress_interval(&self) -> Duration {
+        Duration::from_millis(self.progress_interval_ms)
+    }
+}

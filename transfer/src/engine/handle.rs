@@ -1,0 +1,254 @@
+//! One operation from admission to its end, and [`TransferHandle`], which watches it.
+//!
+//! `Queued → Running → Ending → Done | Failed`, `Queued → Ending → Failed` by cancel or a lost peer, and
+//! `Running → Unknown` when the peer is lost and nobody can tell what it still does.
+//! Whoever moves an operation to `Ending` owns its resources and releases them; the others find it moved
+//! and do nothing, so every race has one winner and one release (I-10). Time moves nothing (I-11).
+//!
+//! **What is protected by what.** One mutex per operation guards phase and resources.
+//! **Lock order.** The mutex is a leaf: resources are dropped with it free, since their drops take the
+//! locks of regions, queue and ledger.
+
+use std::{
+    any::Any,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use crate::{
+    backend::PostedOp,
+    barrier::waiters::Waiters,
+    deadline::Deadline,
+    engine::{peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
+    error::{Cause, Error, ErrorKind},
+    ids::OpId,
+    mem::region::RegionHold,
+    sync::Arc,
+    visibility::Visibility,
+};
+
+/// Where an operation stands.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum Status {
+    /// Queued or under way.
+    InFlight,
+    /// It ended, and its bytes have come this far.
+    Done(Visibility),
+    /// It ended without landing completely.
+    Failed(Error),
+    /// The peer was lost and may still touch the memory. Never becomes anything else.
+    Unknown(Cause),
+}
+
+/// What an operation holds until it is terminal. Fields are dropped in this order: the ledger hears of
+/// the end last.
+pub(crate) struct Resources {
+    pub(crate) _regions: Vec<RegionHold>,
+    pub(crate) _remote: RemoteHold,
+    pub(crate) _keepalive: Option<Box<dyn Any + Send>>,
+    pub(crate) _slot: OpSlot,
+    pub(crate) _outstanding: Option<Outstanding>,
+}
+
+enum Phase {
+    Queued(Resources),
+    Running(Resources),
+    /// The winner releases the resources.
+    Ending,
+    Done(Visibility),
+    Failed(Error),
+    /// The resources stay for good.
+    Unknown(Cause, #[allow(dead_code)] Resources),
+    /// Only inside `Operation::step`.
+    Moving,
+}
+
+/// One operation of one peer.
+pub(crate) struct Operation {
+    pub(crate) posted: PostedOp,
+    pub(crate) descriptor_count: u64,
+    phase: Waiters<Phase>,
+    #[cfg(feature = "fault-injection")]
+    pub(crate) hold: Option<Arc<crate::fault::HoldGate>>,
+}
+
+impl Operation {
+    pub(crate) fn new(
+        posted: PostedOp,
+        descriptor_count: u64,
+        resources: Resources,
+        #[cfg(feature = "fault-injection")] hold: Option<Arc<crate::fault::HoldGate>>,
+    ) -> Self {
+        // A held operation counts as handed to hardware: a cancel comes too late for it.
+        #[cfg(feature = "fault-injection")]
+        let is_held = hold.is_some();
+        #[cfg(not(feature = "fault-injection"))]
+        let is_held = false;
+        let phase = if is_held {
+            Phase::Running(resources)
+        } else {
+            Phase::Queued(resources)
+        };
+        Self {
+            posted,
+            descriptor_count,
+            phase: Waiters::new(phase),
+            #[cfg(feature = "fault-injection")]
+            hold,
+        }
+    }
+
+    /// Takes the operation for execution; `false` when it has ended in the queue.
+    pub(crate) fn start(&self) -> bool {
+        self.phase
+            .with(|phase| match std::mem::replace(phase, Phase::Moving) {
+                Phase::Queued(resources) | Phase::Running(resources) => {
+                    *phase = Phase::Running(resources);
+                    true
+                }
+                other => {
+                    *phase = other;
+                    false
+                }
+            })
+    }
+
+    /// Ends it, unless it has ended. `true` for the caller that did.
+    pub(crate) fn end(&self, result: Result<Visibility, Error>) -> bool {
+        self.end_if(result, |_| true)
+    }
+
+    /// Ends it if nobody has started it.
+    pub(crate) fn cancel(&self) -> bool {
+        self.end_if(Err(ErrorKind::Cancelled.into()), |phase| {
+            matches!(phase, Phase::Queued(_))
+        })
+    }
+
+    fn end_if(&self, result: Result<Visibility, Error>, may: impl FnOnce(&Phase) -> bool) -> bool {
+        let resources = self.phase.with(|phase| {
+            if !may(phase) {
+                return None;
+            }
+            match std::mem::replace(phase, Phase::Ending) {
+                Phase::Queued(resources) | Phase::Running(resources) => Some(resources),
+                other => {
+                    *phase = other;
+                    None
+                }
+            }
+        });
+        let Some(resources) = resources else {
+            return false;
+        };
+        drop(resources);
+        self.phase.update(|phase| {
+            *phase = match result {
+                Ok(level) => Phase::Done(level),
+                Err(error) => Phase::Failed(error),
+            }
+        });
+        true
+    }
+
+    /// Nobody can tell how it ended: the memory stays in flight.
+    pub(crate) fn lose(&self, cause: Cause) -> bool {
+        self.phase
+            .update(|phase| match std::mem::replace(phase, Phase::Moving) {
+                Phase::Queued(resources) | Phase::Running(resources) => {
+                    *phase = Phase::Unknown(cause, resources);
+                    true
+                }
+                other => {
+                    *phase = other;
+                    false
+                }
+            })
+    }
+
+    fn status(&self) -> Status {
+        self.phase
+            .with(|phase| phase.ended().unwrap_or(Status::InFlight))
+    }
+}
+
+impl Phase {
+    fn ended(&self) -> Option<Status> {
+        match self {
+            Self::Queued(_) | Self::Running(_) | Self::Ending | Self::Moving => None,
+            Self::Done(level) => Some(Status::Done(*level)),
+            Self::Failed(error) => Some(Status::Failed(error.clone())),
+            Self::Unknown(cause, _) => Some(Status::Unknown(cause.clone())),
+        }
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("id", &self.posted.id)
+            .field("bytes", &self.posted.bytes)
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Watches one posted operation: a future without a runtime, or a blocking wait.
+///
+/// Dropping it changes nothing: the engine owns the operation until it is terminal, and the ledger given
+/// at the post tells when memory may be reused.
+#[must_use = "a transfer has ended only when its handle says so; drop it on purpose when a ledger watches"]
+pub struct TransferHandle {
+    operation: Arc<Operation>,
+}
+
+impl TransferHandle {
+    pub(crate) fn new(operation: Arc<Operation>) -> Self {
+        Self { operation }
+    }
+
+    /// The name of the operation in events.
+    pub fn id(&self) -> OpId {
+        self.operation.posted.id
+    }
+
+    /// Where it stands now. Never blocks.
+    pub fn status(&self) -> Status {
+        self.operation.status()
+    }
+
+    /// Blocks until it has ended, or the deadline passes: then the answer is [`Status::InFlight`], and
+    /// the operation goes on.
+    pub fn wait(&self, deadline: Deadline) -> Status {
+        self.operation
+            .phase
+            .wait(deadline, |phase| phase.ended())
+            .unwrap_or(Status::InFlight)
+    }
+
+    /// Takes the operation back if nobody has started it; otherwise does nothing. Best effort, and no
+    /// statement about memory: look at [`TransferHandle::status`].
+    pub fn cancel(&self) {
+        self.operation.cancel();
+    }
+}
+
+/// Ready when the operation has ended; the output is never [`Status::InFlight`].
+impl Future for TransferHandle {
+    type Output = Status;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Status> {
+        self.operation.phase.poll(cx, |phase| phase.ended())
+    }
+}
+
+impl fmt::Debug for TransferHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TransferHandle")
+            .field(&self.operation)
+            .finish()
+    }
+}

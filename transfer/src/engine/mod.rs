@@ -1,0 +1,338 @@
+//! The engine behind an agent: peers, their workers, flights, events, shutdown.
+//!
+//! **Threads.** Each peer has one worker (`worker.rs`), which is the only caller of its link, and one
+//! receive thread, which belongs to the link and calls `progress.rs`. Both sleep when there is nothing to
+//! do. **What is protected by what.** `peers`, `flights`, `events`, `progress` each have one mutex.
+//! **Lock order.** All are leaves: whoever needs two things copies an `Arc` out of the first. No lock is
+//! held over a call into a link, a sink, a recorder, or over a copy.
+
+pub(crate) mod flight;
+pub(crate) mod handle;
+pub(crate) mod notify;
+pub(crate) mod peer;
+pub(crate) mod prepared;
+mod progress;
+pub(crate) mod queue;
+pub(crate) mod quiesce;
+pub(crate) mod regions;
+mod shutdown;
+mod worker;
+
+use std::{collections::BTreeMap, time::Instant};
+
+use bytes::Bytes;
+
+pub use flight::ArrivalSink;
+pub use handle::{Status, TransferHandle};
+pub use prepared::{Op, PreparedTransfer};
+pub use quiesce::{FlightLedger, Outstanding, Quiesced, Unquiet};
+pub use shutdown::ShutdownReport;
+
+use self::{flight::Flight, peer::Peer, queue::Queue, regions::RegionTable};
+use crate::{
+    agent::{
+        events::{AgentEvent, EventQueue},
+        metadata::{AgentMetadata, PoolInfo, RegionInfo},
+    },
+    arc_dyn,
+    backend::{Link, LinkEvents},
+    barrier::waiters::Waiters,
+    config::TransferConfig,
+    error::{Cause, Error, ErrorKind},
+    ids::{Epoch, Incarnation, PeerId, RegionId},
+    mem::{Memory, region::RegionHold},
+    obs::{CounterCells, Event, Recorder},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, thread},
+};
+
+/// Ended connections that stay known, so that a late question gets the cause.
+const ENDED_PEERS_KEPT: usize = 1024;
+
+pub(crate) struct Engine {
+    pub(crate) name: String,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) config: TransferConfig,
+    pub(crate) app_metadata: Bytes,
+    #[cfg_attr(kv_loom, allow(dead_code))]
+    pub(crate) auth_token: Option<Vec<u8>>,
+    pub(crate) counters: CounterCells,
+    pub(crate) regions: RegionTable,
+    pub(crate) flights: Mutex<BTreeMap<Epoch, Arc<Flight>>>,
+    pub(crate) events: Waiters<EventQueue>,
+    /// `false`: no threads; whoever owns the engine calls [`Engine::run_queued`].
+    has_workers: bool,
+    recorder: Option<Arc<dyn Recorder>>,
+    peers: Mutex<Peers>,
+    next_op: AtomicU64,
+    progress: Mutex<ProgressClock>,
+    is_stopping: AtomicBool,
+    workers: Waiters<WorkerSet>,
+    at_shutdown: Mutex<Vec<ShutdownHook>>,
+}
+
+type ShutdownHook = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Peers {
+    next: u32,
+    by_id: BTreeMap<PeerId, Arc<Peer>>,
+}
+
+#[derive(Default)]
+struct ProgressClock {
+    counter: u64,
+    sent_at: Option<Instant>,
+}
+
+#[derive(Default)]
+struct WorkerSet {
+    running: usize,
+    handles: Vec<thread::JoinHandle<()>>,
+}
+
+/// What an agent tells a peer in the handshake. While it lives, no region of it can be closed, so a
+/// revocation cannot pass by a connection that is being made.
+pub(crate) struct Described {
+    pub(crate) metadata: AgentMetadata,
+    /// Region, registration generation, memory: for peers that map it.
+    #[cfg_attr(kv_loom, allow(dead_code))]
+    pub(crate) memories: Vec<(RegionId, u32, Arc<Memory>)>,
+    _holds: Vec<RegionHold>,
+}
+
+/// The engine as links see it.
+pub(crate) struct EngineEvents(pub(crate) Arc<Engine>);
+
+pub(crate) struct EngineParts {
+    pub(crate) name: String,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) config: TransferConfig,
+    pub(crate) app_metadata: Bytes,
+    pub(crate) auth_token: Option<Vec<u8>>,
+    pub(crate) recorder: Option<Arc<dyn Recorder>>,
+    pub(crate) has_workers: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: EngineParts) -> Arc<Self> {
+        let events = EventQueue::new(parts.config.event_capacity);
+        Arc::new(Self {
+            name: parts.name,
+            incarnation: parts.incarnation,
+            config: parts.config,
+            app_metadata: parts.app_metadata,
+            auth_token: parts.auth_token,
+            counters: CounterCells::new(),
+            regions: RegionTable::default(),
+            flights: Mutex::new(BTreeMap::new()),
+            events: Waiters::new(events),
+            has_workers: parts.has_workers,
+            recorder: parts.recorder,
+            peers: Mutex::new(Peers::default()),
+            next_op: AtomicU64::new(0),
+            progress: Mutex::new(ProgressClock::default()),
+            is_stopping: AtomicBool::new(false),
+            workers: Waiters::new(WorkerSet::default()),
+            at_shutdown: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// What a handshake tells the peer. Keep it until [`Engine::attach`] has returned.
+    pub(crate) fn describe(&self) -> Described {
+        let mut described = Described {
+            metadata: AgentMetadata {
+                incarnation: self.incarnation,
+                name: self.name.clone(),
+                regions: Vec::new(),
+                pools: Vec::new(),
+                app: self.app_metadata.clone(),
+            },
+            memories: Vec::new(),
+            _holds: Vec::new(),
+        };
+        for region in self.regions.all() {
+            let Some(hold) = crate::mem::region::RegionCore::hold(&region) else {
+                continue;
+            };
+            described._holds.push(hold);
+            described
+                .memories
+                .push((region.id, region.generation, region.memory.clone()));
+            described.metadata.regions.push(RegionInfo {
+                id: region.id,
+                generation: region.generation,
+                len_bytes: region.memory.len_bytes(),
+                kind: region.memory.kind(),
+            });
+            described
+                .metadata
+                .pools
+                .extend(region.pools.iter().map(|(id, span)| PoolInfo {
+                    id: *id,
+                    region: region.id,
+                    geometry: *span.geometry(),
+                }));
+        }
+        described
+    }
+
+    /// Takes an established link into service: a worker, a number, and `PeerUp` before any other event
+    /// of it. `told` is what the handshake told the peer about this agent.
+    pub(crate) fn attach(
+        this: &Arc<Self>,
+        link: Arc<dyn Link>,
+        remote: AgentMetadata,
+        told: &Described,
+    ) -> Result<PeerId, Error> {
+        if this.is_stopping() {
+            link.close();
+            return Err(ErrorKind::Closed.into());
+        }
+        let peer = {
+            let mut peers = this.peers.lock();
+            let id = PeerId(peers.next);
+            peers.next += 1;
+            let queue = Queue::new(id, this.config.queue_capacity, this.config.message_capacity);
+            let peer = Arc::new(Peer::new(id, remote, link, queue));
+            peers.by_id.insert(id, peer.clone());
+            peer
+        };
+        let id = peer.id;
+        this.record(|| Event::PeerUp {
+            peer: id,
+            backend: peer.link.kind(),
+        });
+        this.events
+            .update(|events| events.push_always(AgentEvent::PeerUp { peer: id }));
+        for (region, ..) in &told.memories {
+            if let Some(region) = this
+                .regions
+                .get(*region)
+                .filter(|region| region.is_revoked())
+            {
+                this.ask_to_let_go(&region, &peer);
+            }
+        }
+        let started = Self::spawn_worker(this, &peer).and_then(|()| {
+            peer.link
+                .start(id, arc_dyn!(EngineEvents(this.clone()) => dyn LinkEvents))
+        });
+        if let Err(error) = started {
+            this.fail_peer(
+                &peer,
+                Cause::PeerLost {
+                    reason: error.to_string(),
+                },
+            );
+            return Err(error);
+        }
+        // A shutdown that began meanwhile has not seen this peer.
+        if this.is_stopping() {
+            this.fail_peer(&peer, Cause::Shutdown);
+            return Err(ErrorKind::Closed.into());
+        }
+        Ok(id)
+    }
+
+    /// Ends a connection whose other half could not be made.
+    #[cfg(not(kv_loom))]
+    pub(crate) fn drop_peer(&self, id: PeerId, error: &Error) {
+        if let Ok(peer) = self.peer(id) {
+            self.fail_peer(
+                &peer,
+                Cause::PeerLost {
+                    reason: error.to_string(),
+                },
+            );
+        }
+    }
+
+    /// Runs what is queued for a peer, on this thread. For engines without workers.
+    #[cfg(any(kv_loom, feature = "sim"))]
+    pub(crate) fn run_queued(&self, id: PeerId) {
+        let Ok(peer) = self.peer(id) else { return };
+        while let Some(item) = peer.queue.try_next() {
+            self.execute(&peer, item);
+        }
+    }
+
+    pub(crate) fn peer(&self, id: PeerId) -> Result<Arc<Peer>, Error> {
+        let peer = self.peers.lock().by_id.get(&id).cloned();
+        peer.ok_or_else(|| ErrorKind::UnknownPeer { peer: id }.into())
+    }
+
+    pub(crate) fn all_peers(&self) -> Vec<Arc<Peer>> {
+        self.peers.lock().by_id.values().cloned().collect()
+    }
+
+    pub(crate) fn next_op(&self) -> crate::ids::OpId {
+        crate::ids::OpId(self.next_op.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Tells every peer that this side is alive, unless it was told a moment ago.
+    pub(crate) fn report_progress(&self) {
+        let counter = {
+            let mut clock = self.progress.lock();
+            let now = Instant::now();
+            let interval = self.config.progress_interval();
+            if clock
+                .sent_at
+                .is_some_and(|at| now.duration_since(at) < interval)
+            {
+                return;
+            }
+            clock.sent_at = Some(now);
+            clock.counter += 1;
+            clock.counter
+        };
+        for peer in self.all_peers() {
+            peer.queue.push_progress(counter);
+        }
+    }
+
+    /// Runs `hook` when the agent shuts down: how a listener is told to stop.
+    #[cfg_attr(kv_loom, allow(dead_code))]
+    pub(crate) fn on_shutdown(&self, hook: impl FnOnce() + Send + 'static) {
+        self.at_shutdown.lock().push(Box::new(hook));
+        // A shutdown that ran before the push has not seen the hook.
+        if self.is_stopping() {
+            self.run_shutdown_hooks();
+        }
+    }
+
+    pub(crate) fn run_shutdown_hooks(&self) {
+        let hooks = std::mem::take(&mut *self.at_shutdown.lock());
+        for hook in hooks {
+            hook();
+        }
+    }
+
+    /// A connection that was refused before it became a peer.
+    #[cfg_attr(kv_loom, allow(dead_code))]
+    pub(crate) fn refuse(&self, address: String, reason: String) {
+        crate::obs::add(&self.counters.refused_connections, 1);
+        self.events
+            .update(|events| events.push(AgentEvent::Refused { address, reason }));
+    }
+
+    pub(crate) fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(&event());
+        }
+    }
+
+    /// Forgets the oldest ended connections.
+    fn trim_ended_peers(&self) {
+        let mut peers = self.peers.lock();
+        let ended = || peers.by_id.values().filter(|peer| peer.down().is_some());
+        let surplus = ended().count().saturating_sub(ENDED_PEERS_KEPT);
+        let oldest: Vec<PeerId> = ended().take(surplus).map(|peer| peer.id).collect();
+        for id in oldest {
+            peers.by_id.remove(&id);
+        }
+    }
+}

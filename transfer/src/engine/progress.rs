@@ -1,0 +1,246 @@
+//! What links tell the engine: arrivals, messages, completions, the end of a connection.
+
+use bytes::Bytes;
+
+use crate::{
+    Arrival,
+    agent::events::AgentEvent,
+    backend::{Access, LinkEvents, Quiesce, RemoteRun, Resolved},
+    barrier::StageSel,
+    engine::{
+        Engine, EngineEvents, FlightLedger,
+        flight::Flight,
+        notify::{self, Control},
+        peer::Peer,
+        queue::Item,
+    },
+    error::{Cause, Error, ErrorKind},
+    ids::{OpId, PeerId},
+    mem::region::RegionCore,
+    obs::{Event, add},
+    sync::Arc,
+    visibility::Visibility,
+};
+
+impl LinkEvents for EngineEvents {
+    fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility) {
+        self.0.touch(peer);
+        self.0.dispatch(peer, &arrival, level);
+    }
+
+    fn message(&self, peer: PeerId, bytes: Bytes) {
+        self.0.touch(peer);
+        self.0.control_frame(peer, bytes);
+    }
+
+    fn completed(&self, peer: PeerId, op: OpId, result: Result<Visibility, Error>) {
+        let Ok(peer) = self.0.peer(peer) else { return };
+        peer.touch();
+        if let Some((operation, result)) = peer.complete(op, result) {
+            self.0.end(&peer, &operation, result);
+        }
+    }
+
+    fn progress(&self, peer: PeerId, _counter: u64) {
+        self.0.touch(peer);
+    }
+
+    fn down(&self, peer: PeerId, cause: Cause, quiesce: Quiesce) {
+        if let Ok(peer) = self.0.peer(peer) {
+            self.0.peer_down(&peer, cause, quiesce);
+        }
+    }
+
+    fn resolve(&self, _peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error> {
+        self.0.resolve(runs)
+    }
+}
+
+impl Engine {
+    fn touch(&self, peer: PeerId) {
+        if let Ok(peer) = self.peer(peer) {
+            peer.touch();
+        }
+    }
+
+    fn control_frame(&self, id: PeerId, frame: Bytes) {
+        let Ok(peer) = self.peer(id) else { return };
+        if peer.down().is_some() {
+            return add(&self.counters.late_messages, 1);
+        }
+        match notify::decode(frame) {
+            Some(Control::Message(bytes)) => {
+                add(&self.counters.messages, 1);
+                let event = AgentEvent::Message { peer: id, bytes };
+                if !self.events.update(|events| events.push(event)) {
+                    let reason = format!("{} events wait to be taken", self.config.event_capacity);
+                    self.fail_peer(&peer, Cause::Refused { reason });
+                }
+            }
+            Some(Control::Revoke(region)) => peer.revoke(region),
+            Some(Control::RevokeAck(region)) => {
+                if let Some(region) = self.regions.get(region) {
+                    region.peer_let_go(id);
+                }
+                self.sweep_regions();
+            }
+            None => {
+                let reason = "not a control frame of this version".to_owned();
+                self.fail_peer(&peer, Cause::Refused { reason });
+            }
+        }
+    }
+
+    /// Checks a write of a peer and holds the regions it goes to.
+    fn resolve(&self, runs: &[RemoteRun]) -> Result<Resolved, Error> {
+        let mut resolved = Resolved {
+            runs: Vec::with_capacity(runs.len()),
+            _holds: Vec::new(),
+        };
+        let mut region: Option<Arc<RegionCore>> = None;
+        for run in runs {
+            let core = match region.take().filter(|core| core.span(run.pool).is_some()) {
+                Some(core) => core,
+                None => {
+                    let core = self.regions.find(run.pool)?;
+                    let revoked = ErrorKind::PoolRevoked { pool: run.pool };
+                    resolved
+                        ._holds
+                        .push(RegionCore::hold(&core).ok_or(revoked)?);
+                    core
+                }
+            };
+            if core.generation != run.generation {
+                return Err(ErrorKind::PoolRevoked { pool: run.pool }.into());
+            }
+            resolved
+                .runs
+                .push(core.run(run.pool, run.slot, run.slot_count)?);
+            region = Some(core);
+        }
+        Ok(resolved)
+    }
+
+    /// Ends a connection from this side.
+    pub(super) fn fail_peer(&self, peer: &Arc<Peer>, cause: Cause) {
+        peer.link.close();
+        self.peer_down(peer, cause, peer.link.quiesce());
+    }
+
+    /// The connection has ended. The first report counts.
+    pub(super) fn peer_down(&self, peer: &Arc<Peer>, cause: Cause, quiesce: Quiesce) {
+        let Some(waiting) = peer.mark_down(cause.clone(), quiesce.clone()) else {
+            return;
+        };
+        let is_proven = quiesce == Quiesce::Proven;
+        // What was never started touches nothing.
+        for item in peer.queue.close(cause.clone()) {
+            if let Item::Operation(operation) = item {
+                self.end(peer, &operation, Err(peer.down_error(cause.clone())));
+            }
+        }
+        for operation in waiting {
+            match is_proven {
+                true => self.end(peer, &operation, Err(peer.down_error(cause.clone()))),
+                false => self.lose(peer, operation, cause.clone()),
+            }
+        }
+        self.end_flights_of(peer.id, &cause, is_proven);
+        if is_proven {
+            self.regions
+                .all()
+                .iter()
+                .for_each(|region| region.peer_let_go(peer.id));
+        }
+        self.sweep_regions();
+        self.record(|| Event::PeerDown {
+            peer: peer.id,
+            cause: cause.clone(),
+            is_proven,
+        });
+        let event = AgentEvent::PeerDown {
+            peer: peer.id,
+            cause,
+            is_proven,
+        };
+        self.events.update(|events| events.push_always(event));
+        self.trim_ended_peers();
+    }
+
+    /// A lost writer fails the flights it has not finished at once; nobody waits for a deadline.
+    fn end_flights_of(&self, peer: PeerId, cause: &Cause, is_proven: bool) {
+        let flights: Vec<_> = self.flights.lock().values().cloned().collect();
+        for flight in flights.iter().filter(|flight| flight.is_writer(peer)) {
+            self.writer_gone(flight, peer, cause, is_proven);
+        }
+    }
+
+    pub(crate) fn writer_gone(
+        &self,
+        flight: &Arc<Flight>,
+        peer: PeerId,
+        cause: &Cause,
+        is_proven: bool,
+    ) {
+        if !flight.has_landed_from(peer) {
+            flight.barrier.fail(StageSel::All, cause.clone());
+        }
+        let writer_count = flight.ledger.peer_gone(peer, is_proven);
+        if writer_count > 0 {
+            add(&self.counters.quarantined_writers, writer_count);
+            self.record(|| Event::Quarantined {
+                epoch: flight.barrier.epoch(),
+                writer_count,
+            });
+        }
+        self.settle(flight);
+    }
+
+    /// Forgets a flight that nobody asks for once it is quiet.
+    pub(crate) fn settle(&self, flight: &Arc<Flight>) {
+        if flight.is_orphan() && FlightLedger::poll(&flight.ledger).is_some() {
+            self.forget_flight(flight);
+        }
+    }
+
+    pub(crate) fn forget_flight(&self, flight: &Arc<Flight>) {
+        let epoch = flight.barrier.epoch();
+        let removed = self.flights.lock().remove(&epoch);
+        debug_assert!(removed.is_some_and(|f| Arc::ptr_eq(&f, flight)));
+        self.record(|| Event::Quiesced { epoch });
+    }
+
+    /// Tells a peer to let go of a region, if it writes by itself.
+    pub(crate) fn ask_to_let_go(&self, region: &RegionCore, peer: &Peer) {
+        if peer.caps().access == Access::Checked {
+            return;
+        }
+        // Expected before it is asked, so that the answer and the end of the connection find it.
+        region.await_peer(peer.id);
+        if peer
+            .queue
+            .push_engine_frame(notify::encode_revoke(region.id))
+            .is_err()
+            && matches!(peer.down(), Some((_, Quiesce::Proven)))
+        {
+            region.peer_let_go(peer.id);
+        }
+    }
+
+    /// Refuses new uses of a region and asks the peers to let go of it.
+    pub(crate) fn revoke_region(&self, region: &Arc<RegionCore>) {
+        if !region.revoke() {
+            return;
+        }
+        self.record(|| Event::RegionRevoked { region: region.id });
+        for peer in self.all_peers() {
+            self.ask_to_let_go(region, &peer);
+        }
+    }
+
+    pub(crate) fn sweep_regions(&self) {
+        for region in self.regions.sweep() {
+            self.record(|| Event::RegionClosed { region });
+        }
+    }
+}

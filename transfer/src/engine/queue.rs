@@ -1,0 +1,276 @@
+//! The bounded queue in front of a peer's worker.
+//!
+//! Admission is all or nothing (I-24): an operation takes a slot first, then its regions and its ledger
+//! entry; if one of them is refused, dropping the others gives everything back. The slot is held until
+//! the operation is terminal, so the bound covers what is queued and what is under way.
+//! **What is protected by what.** One mutex guards all of it. Closing wakes the worker and everybody who
+//! waits for room.
+//! **Lock order.** The mutex is a leaf.
+
+use std::collections::VecDeque;
+
+use crate::{
+    barrier::waiters::Waiters,
+    deadline::Deadline,
+    engine::handle::Operation,
+    error::{Cause, Error, ErrorKind},
+    ids::PeerId,
+    sync::Arc,
+};
+
+/// What the worker does next.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Operation(Arc<Operation>),
+    /// An encoded control frame.
+    Frame(Vec<u8>),
+    /// "I am alive", with a counter.
+    Progress(u64),
+    /// An arrival that no operation stands behind.
+    #[cfg(feature = "fault-injection")]
+    Forged(crate::Arrival, crate::Visibility),
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    peer: PeerId,
+    op_capacity: usize,
+    frame_capacity: usize,
+    state: Waiters<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    items: VecDeque<Item>,
+    /// Operations queued or under way.
+    op_count: usize,
+    /// Frames queued.
+    frame_count: usize,
+    progress: Option<u64>,
+    closed: Option<Cause>,
+}
+
+/// The place of one operation; given back on drop.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct OpSlot(Arc<Queue>);
+
+impl Queue {
+    pub(crate) fn new(peer: PeerId, op_capacity: usize, frame_capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            peer,
+            op_capacity,
+            frame_capacity,
+            state: Waiters::new(State::default()),
+        })
+    }
+
+    /// A place, if there is one now.
+    pub(crate) fn reserve(this: &Arc<Self>) -> Result<OpSlot, Error> {
+        match this.state.with(|state| state.reserve(this.op_capacity)) {
+            Some(Ok(())) => Ok(OpSlot(this.clone())),
+            Some(Err(cause)) => Err(this.down(cause)),
+            None => Err(this.full(this.op_capacity)),
+        }
+    }
+
+    /// A place; blocks until there is one, the queue closes, or the deadline passes.
+    pub(crate) fn reserve_within(this: &Arc<Self>, deadline: Deadline) -> Result<OpSlot, Error> {
+        match this
+            .state
+            .wait(deadline, |state| state.reserve(this.op_capacity))
+        {
+            Some(Ok(())) => Ok(OpSlot(this.clone())),
+            Some(Err(cause)) => Err(this.down(cause)),
+            None => Err(this.full(this.op_capacity)),
+        }
+    }
+
+    /// Hands an operation with a place to the worker.
+    pub(crate) fn push_operation(&self, operation: Arc<Operation>) -> Result<(), Error> {
+        self.push(|state| {
+            state.items.push_back(Item::Operation(operation));
+            Ok(())
+        })
+    }
+
+    /// Appends a control frame.
+    pub(crate) fn push_frame(&self, frame: Vec<u8>) -> Result<(), Error> {
+        self.push(|state| {
+            if state.frame_count >= self.frame_capacity {
+                return Err(self.full(self.frame_capacity));
+            }
+            state.frame_count += 1;
+            state.items.push_back(Item::Frame(frame));
+            Ok(())
+        })
+    }
+
+    /// Appends a control frame of the engine itself; there are at most a few per region, so no bound.
+    pub(crate) fn push_engine_frame(&self, frame: Vec<u8>) -> Result<(), Error> {
+        self.push(|state| {
+            state.frame_count += 1;
+            state.items.push_back(Item::Frame(frame));
+            Ok(())
+        })
+    }
+
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn push_forged(
+        &self,
+        arrival: crate::Arrival,
+        level: crate::Visibility,
+    ) -> Result<(), Error> {
+        self.push(|state| {
+            state.items.push_back(Item::Forged(arrival, level));
+            Ok(())
+        })
+    }
+
+    /// Asks for one progress report; several in a row become one.
+    pub(crate) fn push_progress(&self, counter: u64) {
+        // A closed queue has nobody to tell.
+        let _ = self.push(|state| {
+            state.progress = Some(counter);
+            Ok(())
+        });
+    }
+
+    fn push(&self, change: impl FnOnce(&mut State) -> Result<(), Error>) -> Result<(), Error> {
+        self.state.update(|state| match &state.closed {
+            Some(cause) => Err(self.down(cause.clone())),
+            None => change(state),
+        })
+    }
+
+    /// The next item; sleeps until there is one. `None` once the queue is closed.
+    pub(crate) fn next(&self) -> Option<Item> {
+        self.state.wait_owned(|state| match state.closed {
+            Some(_) => Some(None),
+            None => state.pop().map(Some),
+        })
+    }
+
+    /// The next item, if there is one.
+    pub(crate) fn try_next(&self) -> Option<Item> {
+        self.state.with(|state| match state.closed {
+            Some(_) => None,
+            None => state.pop(),
+        })
+    }
+
+    /// Refuses everything from now on, wakes everybody, and gives back what was queued.
+    pub(crate) fn close(&self, cause: Cause) -> Vec<Item> {
+        self.state.update(|state| {
+            state.closed.get_or_insert(cause);
+            state.progress = None;
+            state.frame_count = 0;
+            std::mem::take(&mut state.items).into()
+        })
+    }
+
+    /// Blocks until every frame was taken by the worker, or the queue is closed; `false` at the deadline.
+    pub(crate) fn wait_drained(&self, deadline: Deadline) -> bool {
+        let drained = |state: &mut State| {
+            (state.closed.is_some() || (state.items.is_empty() && state.op_count == 0))
+                .then_some(())
+        };
+        self.state.wait(deadline, drained).is_some()
+    }
+
+    fn full(&self, capacity: usize) -> Error {
+        ErrorKind::QueueFull {
+            peer: self.peer,
+            capacity,
+        }
+        .into()
+    }
+
+    fn down(&self, cause: Cause) -> Error {
+        ErrorKind::PeerDown {
+            peer: self.peer,
+            cause,
+        }
+        .into()
+    }
+}
+
+impl State {
+    fn reserve(&mut self, capacity: usize) -> Option<Result<(), Cause>> {
+        if let Some(cause) = &self.closed {
+            return Some(Err(cause.clone()));
+        }
+        if self.op_count >= capacity {
+            return None;
+        }
+        self.op_count += 1;
+        Some(Ok(()))
+    }
+
+    /// Progress goes first: it must not wait behind a long queue.
+    fn pop(&mut self) -> Option<Item> {
+        if let Some(counter) = self.progress.take() {
+            return Some(Item::Progress(counter));
+        }
+        let item = self.items.pop_front()?;
+        if matches!(item, Item::Frame(_)) {
+            self.frame_count -= 1;
+        }
+        Some(item)
+    }
+}
+
+impl Drop for OpSlot {
+    fn drop(&mut self) {
+        self.0.state.update(|state| state.op_count -= 1);
+    }
+}
+
+#[cfg(all(test, not(kv_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_is_retryable_and_a_freed_place_is_taken() {
+        let queue = Queue::new(PeerId(1), 1, 1);
+        let slot = Queue::reserve(&queue).unwrap();
+        let error = Queue::reserve(&queue).unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert!(Queue::reserve_within(&queue, Deadline::after_ms(1)).is_err());
+        drop(slot);
+        let _slot = Queue::reserve(&queue).unwrap();
+    }
+
+    #[test]
+    fn closing_wakes_whoever_waits_for_room_and_the_worker() {
+        let queue = Queue::new(PeerId(1), 1, 1);
+        let _slot = Queue::reserve(&queue).unwrap();
+        std::thread::scope(|scope| {
+            let waiter =
+                scope.spawn(|| Queue::reserve_within(&queue, Deadline::after_ms(60_000)).err());
+            let worker = scope.spawn(|| queue.next().is_none());
+            queue.close(Cause::Shutdown);
+            let error = waiter.join().unwrap().unwrap();
+            assert_eq!(
+                *error.kind(),
+                ErrorKind::PeerDown {
+                    peer: PeerId(1),
+                    cause: Cause::Shutdown
+                }
+            );
+            assert!(worker.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn frames_are_bounded_and_progress_overtakes_them() {
+        let queue = Queue::new(PeerId(1), 1, 1);
+        queue.push_frame(vec![1]).unwrap();
+        assert!(queue.push_frame(vec![2]).unwrap_err().is_retryable());
+        queue.push_progress(1);
+        queue.push_progress(2);
+        assert!(matches!(queue.try_next(), Some(Item::Progress(2))));
+        assert!(matches!(queue.try_next(), Some(Item::Frame(f)) if f == [1]));
+        assert!(queue.try_next().is_none());
+    }
+}

@@ -1,0 +1,80 @@
+//! The end of an agent: no admission, flights failed, queues drained, links closed, threads joined, all
+//! within one deadline; what stays in use is named.
+
+use crate::{
+    barrier::StageSel,
+    deadline::Deadline,
+    engine::{Engine, WorkerSet, handle::Operation},
+    error::Cause,
+    ids::{Epoch, RegionId},
+    sync::{Arc, Ordering},
+};
+
+/// What was left when an agent was shut down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "it names what is still in use"]
+pub struct ShutdownReport {
+    /// Flights whose memory is not quiet.
+    pub unquiet_flights: Vec<Epoch>,
+    /// Regions that are registered still; their memory stays mapped.
+    pub open_regions: Vec<RegionId>,
+    /// Operations whose end nobody can tell.
+    pub unknown_operations: u64,
+    /// Worker threads that did not end in time.
+    pub running_threads: usize,
+}
+
+impl ShutdownReport {
+    /// Whether nothing was left.
+    pub fn is_clean(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Engine {
+    pub(crate) fn shutdown(&self, deadline: Deadline) -> ShutdownReport {
+        self.is_stopping.store(true, Ordering::Release);
+        self.run_shutdown_hooks();
+        let flights: Vec<_> = self.flights.lock().values().cloned().collect();
+        for flight in &flights {
+            if !flight.barrier.all_landed() {
+                flight.barrier.fail(StageSel::All, Cause::Shutdown);
+            }
+        }
+        let peers = self.all_peers();
+        for peer in &peers {
+            if self.has_workers {
+                peer.queue.wait_drained(deadline);
+            }
+            self.fail_peer(peer, Cause::Shutdown);
+        }
+        let (running_threads, handles) = self.join_ready(deadline);
+        for handle in handles {
+            // A worker that panicked has been counted as ended; its panic was reported by the runtime.
+            let _ = handle.join();
+        }
+        self.events.update(|events| events.close());
+        self.peers.lock().by_id.clear();
+        ShutdownReport {
+            unquiet_flights: self.flights.lock().keys().copied().collect(),
+            open_regions: self.regions.all().iter().map(|region| region.id).collect(),
+            unknown_operations: self.counters.snapshot().unknown_transfers,
+            running_threads,
+        }
+    }
+
+    /// Waits for the workers; gives back the handles to join when all have ended.
+    fn join_ready(&self, deadline: Deadline) -> (usize, Vec<crate::sync::thread::JoinHandle<()>>) {
+        let all_ended = |workers: &mut WorkerSet| (workers.running == 0).then_some(());
+        let ended = self.workers.wait(deadline, all_ended).is_some();
+        self.workers.with(|workers| {
+            let handles = std::mem::take(&mut workers.handles);
+            (workers.running, if ended { handles } else { Vec::new() })
+        })
+    }
+
+    /// Leaks an operation whose memory may still be touched: it must outlive everything.
+    pub(super) fn keep_for_good(&self, operation: Arc<Operation>) {
+        std::mem::forget(operation);
+    }
+}

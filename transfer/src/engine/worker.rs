@@ -1,0 +1,186 @@
+//! The worker of a peer: takes the queue item by item and is the only caller of the link.
+
+use crate::{
+    backend::Posted,
+    engine::{
+        Engine,
+        handle::Operation,
+        peer::{AfterPost, Peer},
+        queue::Item,
+    },
+    error::{Cause, Error, ErrorKind},
+    fault,
+    obs::{Event, add},
+    sync::{Arc, thread},
+    visibility::Visibility,
+};
+
+impl Engine {
+    pub(super) fn spawn_worker(this: &Arc<Self>, peer: &Arc<Peer>) -> Result<(), Error> {
+        if !this.has_workers {
+            return Ok(());
+        }
+        let (engine, worked) = (this.clone(), peer.clone());
+        this.workers.with(|workers| workers.running += 1);
+        let work = move || {
+            while let Some(item) = worked.queue.next() {
+                engine.execute(&worked, item);
+            }
+            drop(worked);
+            engine.workers.update(|workers| workers.running -= 1);
+        };
+        let name = format!("kvgate-peer-{}", peer.id);
+        match thread::Builder::new().name(name).spawn(work) {
+            Ok(handle) => {
+                this.workers.with(|workers| workers.handles.push(handle));
+                Ok(())
+            }
+            Err(error) => {
+                this.workers.update(|workers| workers.running -= 1);
+                let errno = error.raw_os_error().unwrap_or(0);
+                Err(Error::with_source(
+                    ErrorKind::System {
+                        call: "thread spawn",
+                        errno,
+                    },
+                    error,
+                ))
+            }
+        }
+    }
+
+    /// Executes one item. Errors of a broken link end the connection.
+    pub(super) fn execute(&self, peer: &Arc<Peer>, item: Item) {
+        let result = match item {
+            Item::Operation(operation) => return self.run_operation(peer, operation),
+            Item::Frame(frame) => peer.link.send(&frame),
+            Item::Progress(counter) => peer.link.send_progress(counter),
+            #[cfg(feature = "fault-injection")]
+            Item::Forged(arrival, level) => peer.link.announce(&arrival, level),
+        };
+        if let Err(error) = result {
+            self.fail_peer(
+                peer,
+                Cause::PeerLost {
+                    reason: error.to_string(),
+                },
+            );
+        }
+    }
+
+    fn run_operation(&self, peer: &Arc<Peer>, operation: Arc<Operation>) {
+        if Self::is_held(peer, &operation) || !operation.start() {
+            return;
+        }
+        if let Err(cause) = peer.begin_execution(&operation) {
+            return self.end(peer, &operation, Err(peer.down_error(cause)));
+        }
+        let posted = &operation.posted;
+        let result = match peer.link.post(posted) {
+            Ok(Posted::Pending) => self.announce(peer, &operation, None).err().map(Err),
+            Ok(Posted::Done(level)) => {
+                Some(self.announce(peer, &operation, Some(level)).map(|()| level))
+            }
+            Err(error) => Some(Err(error)),
+        };
+        let broken = match &result {
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::PeerLost { .. }) => {
+                Some(Cause::PeerLost {
+                    reason: error.to_string(),
+                })
+            }
+            _ => None,
+        };
+        match peer.end_execution(posted.id, result) {
+            AfterPost::Wait => {}
+            AfterPost::End(result) => self.end(peer, &operation, result),
+            AfterPost::Lose(cause) => self.lose(peer, operation, cause),
+        }
+        if let Some(cause) = broken {
+            self.fail_peer(peer, cause);
+        }
+    }
+
+    /// Tells the receiver of an operation that has ended with `level`, unless the link does that itself.
+    fn announce(
+        &self,
+        peer: &Peer,
+        operation: &Operation,
+        level: Option<Visibility>,
+    ) -> Result<(), Error> {
+        let Some(arrival) = &operation.posted.arrival else {
+            return Ok(());
+        };
+        let in_band = peer.caps().arrival_in_band;
+        if let Some(level) = level.filter(|_| !in_band) {
+            peer.link.announce(arrival, level)?;
+        }
+        if fault::duplicate_arrivals() && (in_band || level.is_some()) {
+            peer.link
+                .announce(arrival, level.unwrap_or(peer.caps().completion))?;
+        }
+        Ok(())
+    }
+
+    /// Records the end of an operation that this caller owns.
+    pub(crate) fn end(
+        &self,
+        peer: &Peer,
+        operation: &Operation,
+        result: Result<Visibility, Error>,
+    ) {
+        let (id, op) = (peer.id, operation.posted.id);
+        let level = result.as_ref().ok().copied();
+        if !operation.end(result) {
+            return;
+        }
+        match level {
+            Some(level) => {
+                add(&self.counters.transfers, 1);
+                add(&self.counters.bytes_written, operation.posted.bytes);
+                add(
+                    &self.counters.descriptors_written,
+                    operation.descriptor_count,
+                );
+                self.record(|| Event::Completed {
+                    peer: id,
+                    op,
+                    level,
+                });
+            }
+            None => {
+                add(&self.counters.failed_transfers, 1);
+                self.record(|| Event::OperationFailed { peer: id, op });
+            }
+        }
+    }
+
+    /// Records that nobody can tell the end of an operation; its memory stays in flight for good.
+    pub(super) fn lose(&self, peer: &Peer, operation: Arc<Operation>, cause: Cause) {
+        let op = operation.posted.id;
+        if operation.lose(cause) {
+            add(&self.counters.unknown_transfers, 1);
+            self.record(|| Event::OperationUnknown { peer: peer.id, op });
+            self.keep_for_good(operation);
+        }
+    }
+
+    /// Whether a fault gate keeps the operation; it comes back by itself when the gate opens.
+    #[cfg(feature = "fault-injection")]
+    fn is_held(peer: &Arc<Peer>, operation: &Arc<Operation>) -> bool {
+        let Some(gate) = operation.hold.as_ref().filter(|gate| !gate.is_open()) else {
+            return false;
+        };
+        let (queue, operation) = (peer.queue.clone(), operation.clone());
+        gate.hold(move || {
+            if let Err(error) = queue.push_operation(operation.clone()) {
+                operation.end(Err(error));
+            }
+        })
+    }
+
+    #[cfg(not(feature = "fault-injection"))]
+    fn is_held(_: &Arc<Peer>, _: &Arc<Operation>) -> bool {
+        false
+    }
+}

@@ -1,0 +1,216 @@
+//! The life of a registration: live → revoking → closed, and closed only when no operation holds it (I-21).
+//!
+//! One atomic word holds the phase and the number of holds, so "take a hold unless revoked" is one
+//! compare-exchange and no operation can slip in behind a revocation.
+//! **Memory order.** A hold is released with Release and the closer reads the word with Acquire, so the
+//! last access of every operation is before the memory goes away.
+//! **Lock order.** `Waiters` is a leaf; it is notified after the word has changed.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    barrier::waiters::Waiters,
+    deadline::Deadline,
+    error::{Error, ErrorKind},
+    ids::{PeerId, PoolId, RegionId},
+    mem::{
+        Memory,
+        span::{PoolGeometry, PoolSpan, SlotRun},
+    },
+    sync::{Arc, AtomicU64, Ordering},
+};
+
+/// Set when the region is being closed: no new hold.
+const REVOKED: u64 = 1 << 63;
+
+/// A registration, as the engine keeps it.
+#[derive(Debug)]
+pub(crate) struct RegionCore {
+    pub(crate) id: RegionId,
+    pub(crate) generation: u32,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) pools: Vec<(PoolId, PoolSpan)>,
+    /// Phase bit and number of holds.
+    word: AtomicU64,
+    /// Peers that may still write by themselves and have not let go.
+    unheard: Waiters<BTreeSet<PeerId>>,
+}
+
+/// Keeps a region from being closed while an operation touches it.
+#[derive(Debug)]
+#[must_use]
+pub struct RegionHold(Arc<RegionCore>);
+
+impl RegionCore {
+    /// Checks the pools against the memory. `first_pool` is the id of the first one.
+    pub(crate) fn new(
+        id: RegionId,
+        generation: u32,
+        memory: Arc<Memory>,
+        first_pool: u32,
+        pools: &[PoolGeometry],
+    ) -> Result<Self, Error> {
+        let mut spans = Vec::with_capacity(pools.len());
+        for (index, geometry) in pools.iter().enumerate() {
+            let span = PoolSpan::new(memory.base_ptr(), memory.len_bytes(), *geometry).ok_or(
+                ErrorKind::InvalidGeometry {
+                    pool_index: index,
+                    end_bytes: geometry.end_bytes(),
+                    len_bytes: memory.len_bytes(),
+                },
+            )?;
+            spans.push((PoolId(first_pool + index as u32), span));
+        }
+        Ok(Self {
+            id,
+            generation,
+            memory,
+            pools: spans,
+            word: AtomicU64::new(0),
+            unheard: Waiters::new(BTreeSet::new()),
+        })
+    }
+
+    /// A hold, unless the region is being closed. `this` because loom's `Arc` is no receiver.
+    pub(crate) fn hold(this: &Arc<Self>) -> Option<RegionHold> {
+        let mut word = this.word.load(Ordering::Relaxed);
+        loop {
+            if word & REVOKED != 0 {
+                return None;
+            }
+            match this.word.compare_exchange_weak(
+                word,
+                word + 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(RegionHold(this.clone())),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Refuses new holds from now on. `true` for the first caller, who then tells the peers.
+    pub(crate) fn revoke(&self) -> bool {
+        self.word.fetch_or(REVOKED, Ordering::AcqRel) & REVOKED == 0
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.word.load(Ordering::Acquire) & REVOKED != 0
+    }
+
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.word.load(Ordering::Acquire) & !REVOKED
+    }
+
+    /// A peer that writes by itself must answer before the region is closed.
+    pub(crate) fn await_peer(&self, peer: PeerId) {
+        self.unheard.with(|peers| peers.insert(peer));
+    }
+
+    /// The peer has let go, or is proven dead.
+    pub(crate) fn peer_let_go(&self, peer: PeerId) {
+        self.unheard.update(|peers| peers.remove(&peer));
+    }
+
+    pub(crate) fn unheard_peers(&self) -> u64 {
+        self.unheard.with(|peers| peers.len() as u64)
+    }
+
+    /// Whether nothing can touch the memory any more. Only after [`RegionCore::revoke`].
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_revoked() && self.outstanding() == 0 && self.unheard_peers() == 0
+    }
+
+    /// Blocks until the region is quiet; `false` at the deadline.
+    pub(crate) fn wait_quiet(&self, deadline: Deadline) -> bool {
+        let quiet = |peers: &mut BTreeSet<PeerId>| {
+            (self.is_revoked() && self.outstanding() == 0 && peers.is_empty()).then_some(())
+        };
+        self.unheard.wait(deadline, quiet).is_some()
+    }
+
+    /// The checked slots of one of its pools.
+    pub(crate) fn run(&self, pool: PoolId, slot: u32, slot_count: u32) -> Result<SlotRun, Error> {
+        let span = self.span(pool).ok_or(ErrorKind::UnknownPool { pool })?;
+        span.run(slot, slot_count).ok_or_else(|| {
+            let slot = slot.saturating_add(slot_count.saturating_sub(1));
+            ErrorKind::SlotOutOfRange {
+                pool,
+                slot,
+                slot_count: span.geometry().slot_count,
+            }
+            .into()
+        })
+    }
+
+    pub(crate) fn span(&self, pool: PoolId) -> Option<&PoolSpan> {
+        self.pools
+            .iter()
+            .find(|(id, _)| *id == pool)
+            .map(|(_, span)| span)
+    }
+}
+
+impl Drop for RegionHold {
+    fn drop(&mut self) {
+        let before = self.0.word.fetch_sub(1, Ordering::Release);
+        debug_assert!(before & !REVOKED > 0, "a hold is released once");
+        if before == REVOKED | 1 {
+            self.0.unheard.notify();
+        }
+    }
+}
+
+#[cfg(all(test, not(kv_loom)))]
+mod tests {
+    use super::*;
+
+    fn region() -> Arc<RegionCore> {
+        let memory = Arc::new(Memory::host(4096).unwrap());
+        let pool = PoolGeometry {
+            offset_bytes: 0,
+            stride_bytes: 64,
+            slot_bytes: 64,
+            slot_count: 4,
+        };
+        Arc::new(RegionCore::new(RegionId(1), 1, memory, 7, &[pool]).unwrap())
+    }
+
+    #[test]
+    fn a_hold_keeps_a_revoked_region_from_being_quiet() {
+        let region = region();
+        let hold = RegionCore::hold(&region).unwrap();
+        assert!(region.revoke());
+        assert!(!region.revoke(), "only the first caller tells the peers");
+        assert!(RegionCore::hold(&region).is_none());
+        assert!(!region.is_quiet());
+        assert!(!region.wait_quiet(Deadline::after_ms(1)));
+        drop(hold);
+        assert!(region.is_quiet());
+    }
+
+    #[test]
+    fn a_peer_that_writes_by_itself_must_let_go_first() {
+        let region = region();
+        region.await_peer(PeerId(3));
+        assert!(region.revoke());
+        assert!(!region.is_quiet());
+        region.peer_let_go(PeerId(3));
+        assert!(region.wait_quiet(Deadline::now()));
+    }
+
+    #[test]
+    fn slots_outside_are_refused_with_the_slot() {
+        let region = region();
+        let error = region.run(PoolId(7), 3, 2).unwrap_err();
+        let expected = ErrorKind::SlotOutOfRange {
+            pool: PoolId(7),
+            slot: 4,
+            slot_count: 4,
+        };
+        assert_eq!(*error.kind(), expected);
+        let error = region.run(PoolId(8), 0, 1).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::UnknownPool { pool: PoolId(8) });
+    }
+}
