@@ -30,7 +30,7 @@ const V4_BLOCK: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RowEncoding {
-    /// 448 e4m3 channels with ue8m0 scales per 64, then 64 bf16 channels; rounded to bf16 first.
+    /// 448 e4m3 channels with ue8m0 scales per 64, then 64 bf16 channels.
     LatentV4,
     /// Plain f32.
     F32 {
@@ -90,6 +90,38 @@ impl RowEncoding {
     /// Used bytes of a page of `rows` rows.
     pub fn page_bytes(self, rows: usize) -> usize {
         rows.saturating_mul(self.data_bytes() + self.scale_bytes())
+    }
+
+    /// Writes whole rows as the first rows of a page of `rows_per_page` rows; other bytes stay.
+    /// The values are quantised as they are: [`PagedMut::store_row`] rounds latents to bf16 before.
+    ///
+    /// # Errors
+    /// `values` is not whole rows, or the page cannot hold them.
+    pub fn encode_page(
+        self,
+        values: &[f32],
+        page: &mut [u8],
+        rows_per_page: usize,
+    ) -> Result<(), KernelError> {
+        let channels = self.channels().max(1);
+        let rows = values.len() / channels;
+        check_channels(self, values.len() - rows.saturating_sub(1) * channels)?;
+        let used_bytes = self.page_bytes(rows_per_page);
+        if used_bytes > page.len() || rows > rows_per_page {
+            let kind = ErrorKind::PageTooSmall;
+            return Err(KernelError::new(kind, "page bytes", page.len(), used_bytes));
+        }
+        let (data_bytes, scale_bytes) = (self.data_bytes(), self.scale_bytes());
+        let (data, scales) = page.split_at_mut(rows_per_page * data_bytes);
+        for (i, row) in values.chunks_exact(channels).enumerate() {
+            let data = &mut data[i * data_bytes..(i + 1) * data_bytes];
+            self.encode(
+                row,
+                data,
+                &mut scales[i * scale_bytes..(i + 1) * scale_bytes],
+            );
+        }
+        Ok(())
     }
 
     /// Writes `values` as the data and scale bytes of one row.
@@ -166,14 +198,11 @@ fn fp4_page_code(x: f32) -> u8 {
 
 fn encode_v4(values: &[f32], data: &mut [u8], scales: &mut [u8]) {
     let (codes, rope) = data.split_at_mut(V4_FP8);
-    let mut block = [0.0f32; V4_BLOCK];
     for (g, bytes) in codes.chunks_exact_mut(V4_BLOCK).enumerate() {
-        for (b, v) in block.iter_mut().zip(&values[g * V4_BLOCK..]) {
-            *b = num::round_bf16(*v);
-        }
-        scales[g] = num::fp8_block_scale(&block);
+        let block = &values[g * V4_BLOCK..(g + 1) * V4_BLOCK];
+        scales[g] = num::fp8_block_scale(block);
         let scale = num::ue8m0_value(scales[g]);
-        for (byte, v) in bytes.iter_mut().zip(&block) {
+        for (byte, v) in bytes.iter_mut().zip(block) {
             *byte = num::e4m3_code(*v / scale);
         }
     }
@@ -399,7 +428,7 @@ impl<'a> PagedMut<'a> {
         self.placement.entry_capacity()
     }
 
-    /// Encodes `values` as the row of `entry`.
+    /// Encodes `values` as the row of `entry`; a `LatentV4` row is rounded to bf16 first.
     ///
     /// # Errors
     /// `values` has another length than the row.
@@ -407,7 +436,15 @@ impl<'a> PagedMut<'a> {
         let encoding = self.placement.encoding;
         check_channels(encoding, values.len())?;
         let (data, scales) = self.row_mut(entry);
-        encoding.encode(values, data, scales);
+        if encoding == RowEncoding::LatentV4 {
+            let mut rounded = [0.0f32; V4_CHANNELS];
+            for (r, v) in rounded.iter_mut().zip(values) {
+                *r = num::round_bf16(*v);
+            }
+            encoding.encode(&rounded, data, scales);
+        } else {
+            encoding.encode(values, data, scales);
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use kvgate_kvcache::LayerId;
 
 use crate::error::ModelError;
 use crate::standin::LayerMut;
+pub use crate::standin::MonoCaches;
 
 /// The caches of one sequence, layer by layer.
 ///

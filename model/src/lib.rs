@@ -11,17 +11,20 @@
 #[allow(unsafe_code)]
 mod bridge;
 mod caches;
+pub mod check;
 mod config;
 mod dsv4;
 mod error;
 mod probe;
 #[doc(hidden)]
 pub mod standin;
+mod state;
 mod weights;
 
-pub use caches::LayerCaches;
+pub use caches::{LayerCaches, MonoCaches};
 pub use config::{ARCHITECTURE, Config, RopeScaling};
 pub use dsv4::{Logits, Model};
 pub use error::{ErrorKind, ModelError};
 pub use probe::Probe;
+pub use state::DecodeState;
 pub use weights::{Weights, dump_generated, safetensors};

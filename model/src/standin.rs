@@ -44,7 +44,7 @@ pub struct MonoCaches {
     pools: Vec<Pool>,
 }
 impl MonoCaches {
-    pub fn new(schema: &CacheSchema, tokens: u32) -> Self {
+    pub fn new(schema: &CacheSchema, tokens: u32) -> Result<Self, ModelError> {
         let counts = schema.slots_for(tokens);
         let pools = schema
             .rows()
@@ -58,7 +58,7 @@ impl MonoCaches {
                 }
             })
             .collect();
-        Self { pools }
+        Ok(Self { pools })
     }
 }
 impl LayerCaches for MonoCaches {

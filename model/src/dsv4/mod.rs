@@ -15,7 +15,7 @@ use kvgate_kernels::Isa;
 use kvgate_kernels::cpu::gemm::matmul;
 use kvgate_kernels::cpu::mhc::{self, MhcParams};
 use kvgate_kernels::cpu::norm::{rms, rms_weighted};
-use kvgate_kernels::cpu::rope::{RopeTable, frequencies};
+use kvgate_kernels::cpu::rope::{RopeTable, Yarn, frequencies};
 use kvgate_kvcache::LayerId;
 
 use crate::bridge;
@@ -24,6 +24,16 @@ use crate::config::Config;
 use crate::error::ModelError;
 use crate::probe::Probe;
 use crate::weights::Weights;
+
+/// Rope bases and YaRN of the published models, on which the primitive fixtures are based.
+pub(crate) fn flash_rope() -> (f64, f64, Yarn) {
+    let config = Config::tiny_v4();
+    (
+        config.rope_theta,
+        config.compress_rope_theta,
+        config.rope_scaling.yarn(),
+    )
+}
 
 /// Which logits a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -211,6 +211,18 @@ impl SafetensorsFile {
         &self.path
     }
 
+    /// Reads every tensor.
+    ///
+    /// # Errors
+    /// Reading fails.
+    pub fn read_all(&mut self) -> Result<BTreeMap<String, Tensor>, ModelError> {
+        let names: Vec<String> = self.tensors.keys().cloned().collect();
+        names
+            .into_iter()
+            .map(|name| self.read(&name).map(|tensor| (name, tensor)))
+            .collect()
+    }
+
     /// Reads one tensor.
     ///
     /// # Errors
