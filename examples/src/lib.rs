@@ -4,4 +4,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod check;
 pub mod handoff;
+pub mod logits;
+pub mod tool;

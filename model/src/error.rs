@@ -129,6 +129,23 @@ impl ModelError {
             | ErrorKind::TensorDtype { name, .. }
             | ErrorKind::TensorValue { name, .. } => Some(name),
             ErrorKind::Input { what, .. } => Some(what),
+            ErrorKind::Io { .. } | ErrorKind::Corrupt { .. } => Some("file"),
+            _ => None,
+        }
+    }
+
+    /// The refused value, where there is one.
+    pub fn value(&self) -> Option<String> {
+        match &self.kind {
+            ErrorKind::Config { value, .. } | ErrorKind::TensorValue { value, .. } => {
+                Some(value.clone())
+            }
+            ErrorKind::TensorShape { got, .. } => Some(format!("{got:?}")),
+            ErrorKind::TensorDtype { got, .. } => Some(got.clone()),
+            ErrorKind::Input { value, .. } => Some(value.to_string()),
+            ErrorKind::Io { path } | ErrorKind::Corrupt { path, .. } => {
+                Some(path.display().to_string())
+            }
             _ => None,
         }
     }
