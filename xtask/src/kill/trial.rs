@@ -435,3 +435,7 @@ mod tests {
         assert_eq!(judge("launcher", Blow::Int, Some(130), false), None);
     }
 }
+
+#[cfg(test)]
+#[path = "trial_tests.rs"]
+mod stand_ins;
