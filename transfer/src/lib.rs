@@ -103,6 +103,8 @@ mod stream;
 pub mod sync;
 mod visibility;
 
+#[cfg(not(kv_loom))]
+pub use agent::Address;
 pub use agent::{
     Agent, AgentBuilder, AgentEvent, Arrival, Draining, Expectation, MemoryRegion, PeerInfo,
     PeerState, PostError, PostOptions, RemotePoolInfo,

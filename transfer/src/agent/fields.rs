@@ -1,8 +1,74 @@
 //! A cursor over received bytes: every read is checked, no count is believed before it fits.
 
+use std::fmt;
+
 use bytes::Bytes;
 
-use super::wire::WireError;
+use super::wire::Kind;
+
+/// Why bytes are not a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WireError {
+    /// The first bytes are not a kvgate link.
+    BadMagic([u8; 4]),
+    /// The peer speaks another version.
+    Version { ours: u16, theirs: u16 },
+    /// No such kind in this version.
+    UnknownKind(u16),
+    /// The body is longer than its kind allows.
+    TooLong {
+        kind: Kind,
+        body_bytes: u32,
+        limit_bytes: usize,
+    },
+    /// The check sum does not fit.
+    Crc { expected: u32, found: u32 },
+    /// The body ends inside a field.
+    Truncated { field: &'static str },
+    /// Bytes are left behind the last field.
+    Trailing { extra_bytes: usize },
+    /// A field holds a value that it cannot have.
+    BadValue { field: &'static str, value: u64 },
+    /// A frame of this kind has no meaning here.
+    Misplaced(Kind),
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadMagic(found) => write!(f, "not a kvgate link: first bytes {found:02x?}"),
+            Self::Version { ours, theirs } => {
+                write!(
+                    f,
+                    "link version {theirs} of the peer, this build speaks {ours}"
+                )
+            }
+            Self::UnknownKind(kind) => write!(f, "unknown frame kind {kind}"),
+            Self::TooLong {
+                kind,
+                body_bytes,
+                limit_bytes,
+            } => write!(
+                f,
+                "{kind:?} frame of {body_bytes} bytes, at most {limit_bytes} allowed"
+            ),
+            Self::Crc { expected, found } => {
+                write!(
+                    f,
+                    "frame check sum {found:#010x}, computed {expected:#010x}"
+                )
+            }
+            Self::Truncated { field } => write!(f, "frame ends inside field {field}"),
+            Self::Trailing { extra_bytes } => {
+                write!(f, "{extra_bytes} bytes behind the last field of a frame")
+            }
+            Self::BadValue { field, value } => write!(f, "field {field} holds {value}"),
+            Self::Misplaced(kind) => write!(f, "{kind:?} frame out of place"),
+        }
+    }
+}
+
+impl std::error::Error for WireError {}
 
 /// Cursor over a body whose check sum was right; hostile values are still possible.
 pub(crate) struct Fields {

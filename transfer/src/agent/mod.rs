@@ -1,9 +1,15 @@
 //! [`Agent`]: the handle that everything else is reached by.
 
+#[cfg(not(kv_loom))]
+pub(crate) mod address;
+#[cfg(not(kv_loom))]
+pub(crate) mod auth;
 pub(crate) mod events;
 pub(crate) mod expect;
 #[cfg_attr(kv_loom, allow(dead_code))]
 mod fields;
+#[cfg(not(kv_loom))]
+mod links;
 pub(crate) mod metadata;
 mod post;
 mod region;
@@ -12,11 +18,15 @@ pub(crate) mod wire;
 #[cfg(kv_loom)]
 #[allow(dead_code)]
 pub(crate) mod wire;
+#[cfg(all(test, not(kv_loom)))]
+mod wire_tests;
 
 use std::{fmt, time::Instant};
 
 use bytes::Bytes;
 
+#[cfg(not(kv_loom))]
+pub use address::Address;
 pub use events::AgentEvent;
 pub use expect::{Draining, Expectation};
 pub use post::{PostError, PostOptions};
@@ -221,6 +231,31 @@ impl Agent {
         }
         let core = self.engine().regions.register(memory, pools)?;
         Ok(MemoryRegion::new(self.engine().clone(), core))
+    }
+
+    /// Listens until the agent is shut down. Whoever finishes the handshake becomes a peer
+    /// ([`AgentEvent::PeerUp`]), whoever does not is closed, counted and named
+    /// ([`AgentEvent::Refused`]). Gives back the bound address, with the port that the system chose.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AuthRequired`] for an address beyond this host without a token,
+    /// [`ErrorKind::AddressInUse`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`],
+    /// [`ErrorKind::Closed`] after a shutdown.
+    #[cfg(not(kv_loom))]
+    pub fn listen(&self, address: &Address) -> Result<Address, Error> {
+        links::listen(self.engine(), address)
+    }
+
+    /// Connects to an agent that listens, one attempt. Blocks until the handshake is done; the peer then
+    /// knows what was registered here before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] (retryable) when nobody listens, [`ErrorKind::VersionMismatch`] and
+    /// [`ErrorKind::HandshakeRefused`] with the reason of either side, [`ErrorKind::DeadlineExceeded`],
+    /// [`ErrorKind::InvalidArgument`], [`ErrorKind::System`], [`ErrorKind::Closed`].
+    #[cfg(not(kv_loom))]
+    pub fn connect(&self, address: &Address, deadline: Deadline) -> Result<PeerId, Error> {
+        links::connect(self.engine(), address, deadline)
     }
 
     /// Connects two agents of this process. Returns the number of `b` as `a` sees it, and of `a` as `b`

@@ -8,12 +8,13 @@
 //! on twelve bytes, then [`Frame::decode`] on the rest. Another version is refused by name before
 //! anything else of the frame is looked at; `docs/wire.md` has the bytes of each kind.
 
-use std::fmt;
-
 use bytes::Bytes;
 
-use super::Arrival;
 use super::fields::Fields;
+pub(crate) use super::fields::WireError;
+use crate::Arrival;
+use crate::backend::RemoteRun;
+use crate::error::{Error, ErrorKind};
 use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
 
@@ -39,67 +40,6 @@ pub(crate) const METADATA_LIMIT_BYTES: usize = 4 << 20;
 pub(crate) const REASON_LIMIT_BYTES: usize = 1024;
 
 const ARRIVAL_LIMIT_BYTES: usize = 16 + 4 * TICKET_LIMIT + NOTE_LIMIT_BYTES;
-
-/// Why bytes are not a frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum WireError {
-    /// The first bytes are not a kvgate link.
-    BadMagic([u8; 4]),
-    /// The peer speaks another version.
-    Version { ours: u16, theirs: u16 },
-    /// No such kind in this version.
-    UnknownKind(u16),
-    /// The body is longer than its kind allows.
-    TooLong {
-        kind: Kind,
-        body_bytes: u32,
-        limit_bytes: usize,
-    },
-    /// The check sum does not fit.
-    Crc { expected: u32, found: u32 },
-    /// The body ends inside a field.
-    Truncated { field: &'static str },
-    /// Bytes are left behind the last field.
-    Trailing { extra_bytes: usize },
-    /// A field holds a value that it cannot have.
-    BadValue { field: &'static str, value: u64 },
-}
-
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BadMagic(found) => write!(f, "not a kvgate link: first bytes {found:02x?}"),
-            Self::Version { ours, theirs } => {
-                write!(
-                    f,
-                    "link version {theirs} of the peer, this build speaks {ours}"
-                )
-            }
-            Self::UnknownKind(kind) => write!(f, "unknown frame kind {kind}"),
-            Self::TooLong {
-                kind,
-                body_bytes,
-                limit_bytes,
-            } => write!(
-                f,
-                "{kind:?} frame of {body_bytes} bytes, at most {limit_bytes} allowed"
-            ),
-            Self::Crc { expected, found } => {
-                write!(
-                    f,
-                    "frame check sum {found:#010x}, computed {expected:#010x}"
-                )
-            }
-            Self::Truncated { field } => write!(f, "frame ends inside field {field}"),
-            Self::Trailing { extra_bytes } => {
-                write!(f, "{extra_bytes} bytes behind the last field of a frame")
-            }
-            Self::BadValue { field, value } => write!(f, "field {field} holds {value}"),
-        }
-    }
-}
-
-impl std::error::Error for WireError {}
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -194,16 +134,6 @@ impl Header {
     }
 }
 
-/// One run of slots on the receiver's side, as the sender names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WireRun {
-    pub(crate) pool: PoolId,
-    /// Registration generation of the pool's region that the sender knows.
-    pub(crate) generation: u32,
-    pub(crate) slot: u32,
-    pub(crate) slot_count: u32,
-}
-
 const RUN_BYTES: usize = 16;
 
 /// Head of a write: what the receiver checks before it reads one byte of payload.
@@ -213,7 +143,7 @@ pub(crate) struct WriteHead {
     /// No: more parts of this operation follow, and only the last one is answered.
     pub(crate) is_last: bool,
     pub(crate) payload_bytes: u64,
-    pub(crate) runs: Vec<WireRun>,
+    pub(crate) runs: Vec<RemoteRun>,
     pub(crate) arrival: Option<Arrival>,
 }
 
@@ -269,6 +199,25 @@ pub(crate) enum Frame {
 }
 
 impl Frame {
+    /// The kind on the wire.
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Hello { .. } => Kind::Hello,
+            Self::Proof { .. } => Kind::Proof,
+            Self::Metadata(_) => Kind::Metadata,
+            Self::Memory { .. } => Kind::Memory,
+            Self::Ready => Kind::Ready,
+            Self::Refuse(_) => Kind::Refuse,
+            Self::Write(_) => Kind::Write,
+            Self::Ack { .. } => Kind::Ack,
+            Self::Nack { .. } => Kind::Nack,
+            Self::Arrival { .. } => Kind::Arrival,
+            Self::Message(_) => Kind::Message,
+            Self::Progress { .. } => Kind::Progress,
+            Self::Bye => Kind::Bye,
+        }
+    }
+
     /// Decodes a frame whose header was parsed. `rest` is the body and the check sum.
     pub(crate) fn decode(
         header_bytes: &[u8; HEADER_BYTES],
@@ -291,6 +240,39 @@ impl Frame {
         fields.finish()?;
         Ok(frame)
     }
+}
+
+/// Whether an arrival fits a frame of this protocol.
+pub(crate) fn check_arrival(arrival: &Arrival) -> Result<(), Error> {
+    let (what, bytes, limit_bytes) = if arrival.note.len() > NOTE_LIMIT_BYTES {
+        ("note of an arrival", arrival.note.len(), NOTE_LIMIT_BYTES)
+    } else if arrival.tickets.len() > TICKET_LIMIT {
+        (
+            "ticket list of an arrival",
+            4 * arrival.tickets.len(),
+            4 * TICKET_LIMIT,
+        )
+    } else {
+        return Ok(());
+    };
+    Err(too_long(what, bytes, limit_bytes))
+}
+
+/// Whether a message fits a frame of this protocol.
+pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
+    if message.len() > MESSAGE_LIMIT_BYTES {
+        return Err(too_long("message", message.len(), MESSAGE_LIMIT_BYTES));
+    }
+    Ok(())
+}
+
+fn too_long(what: &'static str, bytes: usize, limit_bytes: usize) -> Error {
+    ErrorKind::TooLong {
+        what,
+        bytes: bytes as u64,
+        limit_bytes: limit_bytes as u64,
+    }
+    .into()
 }
 
 /// Appends one frame to `out`; `body` appends the body.
@@ -351,7 +333,7 @@ pub(crate) fn append_write(
     op: OpId,
     is_last: bool,
     payload_bytes: u64,
-    runs: impl ExactSizeIterator<Item = WireRun>,
+    runs: &[RemoteRun],
     arrival: Option<&Arrival>,
 ) {
     out.reserve(HEADER_BYTES + 64 + runs.len() * RUN_BYTES);
@@ -509,8 +491,8 @@ impl Fields {
         })
     }
 
-    fn run(&mut self) -> Result<WireRun, WireError> {
-        let run = WireRun {
+    fn run(&mut self) -> Result<RemoteRun, WireError> {
+        let run = RemoteRun {
             pool: PoolId(self.u32("run.pool")?),
             generation: self.u32("run.generation")?,
             slot: self.u32("run.slot")?,

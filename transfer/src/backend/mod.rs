@@ -5,7 +5,22 @@
 //! module is compiled for the model checker too, whose models implement `Link`; the backends are not.
 
 #[cfg(not(kv_loom))]
+pub(crate) mod channel;
+#[cfg(not(kv_loom))]
+pub(crate) mod handshake;
+#[cfg(all(test, not(kv_loom)))]
+mod link_tests;
+#[cfg(not(kv_loom))]
 pub(crate) mod local;
+#[cfg(not(kv_loom))]
+pub(crate) mod net;
+#[cfg(not(kv_loom))]
+#[allow(unsafe_code)]
+pub(crate) mod shm;
+#[cfg(not(kv_loom))]
+pub(crate) mod socket;
+#[cfg(not(kv_loom))]
+pub(crate) mod tcp;
 
 use std::fmt;
 

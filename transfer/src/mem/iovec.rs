@@ -3,57 +3,96 @@
 //! The standard and rustix forms take slices; a slice over pages that another thread or process may
 //! write would be a lie. These calls take addresses of checked runs only.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
 use super::span::SlotRun;
+use crate::backend::{PostedOp, Resolved};
 
 /// Most vectors of one call (`UIO_MAXIOV`).
 const VECTOR_LIMIT: usize = 1024;
 
-/// A list of stretches that is worked off in order, over as many calls as it takes.
+/// A list of stretches that is worked off in order, over as many calls as it takes. Empty between
+/// two uses; only its allocations are kept.
 pub(crate) struct RawVectors {
+    head: Vec<u8>,
     vectors: Vec<libc::iovec>,
     next: usize,
     left_bytes: u64,
 }
 
-// SAFETY: I-21: addresses and lengths; the pointers (which forbid the automatic impl) are
-// dereferenced by the kernel only, under the contract of `new`.
+// SAFETY: I-21: addresses and lengths; the pointers (which forbid the automatic impl) are used
+// only through a `Gather` or `Scatter`, which borrow what keeps them good.
 unsafe impl Send for RawVectors {}
 
+/// A list that is being sent: its own head, then slots of an operation.
+pub(crate) struct Gather<'a> {
+    list: &'a mut RawVectors,
+    _memory: PhantomData<&'a PostedOp>,
+}
+
+/// A list that is being received into.
+pub(crate) struct Scatter<'a> {
+    list: &'a mut RawVectors,
+    _memory: PhantomData<&'a Resolved>,
+}
+
 impl RawVectors {
-    /// An empty list, to be filled by [`RawVectors::refill`].
+    /// An empty list.
     pub(crate) fn new() -> Self {
         Self {
+            head: Vec::new(),
             vectors: Vec::new(),
             next: 0,
             left_bytes: 0,
         }
     }
 
-    /// Starts over with `head` (only for sending) and these runs; the allocation is kept. Stretches
-    /// that touch are joined.
-    ///
-    /// # Safety
-    /// `head` stays where it is and the runs stay mapped until the list is worked off or refilled
-    /// (I-21). For receiving, `head` is empty and nobody else reads or writes the runs meanwhile
-    /// (I-2, I-9); for sending, nobody writes them (I-7).
-    pub(crate) unsafe fn refill<'a>(
-        &mut self,
-        head: &[u8],
-        runs: impl Iterator<Item = &'a SlotRun>,
-    ) {
-        self.vectors.clear();
-        self.next = 0;
-        self.left_bytes = head.len() as u64;
-        if !head.is_empty() {
+    /// What `head` writes, then `runs`: sections of the local runs of the operation, whose memory the
+    /// engine keeps registered and mapped while it is posted (I-21).
+    pub(crate) fn gather<'a>(
+        &'a mut self,
+        _held_by: &'a PostedOp,
+        head: impl FnOnce(&mut Vec<u8>),
+        runs: &[SlotRun],
+    ) -> Gather<'a> {
+        self.clear();
+        head(&mut self.head);
+        if !self.head.is_empty() {
+            self.left_bytes = self.head.len() as u64;
             self.vectors.push(libc::iovec {
-                iov_base: head.as_ptr().cast_mut().cast(),
-                iov_len: head.len(),
+                iov_base: self.head.as_mut_ptr().cast(),
+                iov_len: self.head.len(),
             });
         }
+        self.add(runs);
+        Gather {
+            list: self,
+            _memory: PhantomData,
+        }
+    }
+
+    /// The runs that the engine has resolved; their regions are held with them (I-21).
+    pub(crate) fn scatter<'a>(&'a mut self, into: &'a Resolved) -> Scatter<'a> {
+        self.clear();
+        self.add(&into.runs);
+        Scatter {
+            list: self,
+            _memory: PhantomData,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.vectors.clear();
+        self.head.clear();
+        self.next = 0;
+        self.left_bytes = 0;
+    }
+
+    /// Stretches that touch are joined.
+    fn add(&mut self, runs: &[SlotRun]) {
         for run in runs {
             self.left_bytes += run.payload_bytes();
             for (at, bytes) in run.stretches() {
@@ -68,50 +107,6 @@ impl RawVectors {
                 }
             }
         }
-    }
-
-    /// Bytes that are still to be moved.
-    pub(crate) fn left_bytes(&self) -> u64 {
-        self.left_bytes
-    }
-
-    /// One `sendmsg`. Never raises SIGPIPE.
-    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let mut header = self.header();
-        // SAFETY: I-16, I-21: the vectors name checked, mapped memory (`refill`); the header lives
-        // on this stack during the call.
-        let sent =
-            unsafe { libc::sendmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_NOSIGNAL) };
-        self.moved(sent)
-    }
-
-    /// One `recvmsg`; `Ok(0)` is the end of the stream.
-    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let mut header = self.header();
-        // SAFETY: I-16, I-21, I-9: as in `send`; the kernel writes at most the named lengths.
-        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
-        self.moved(received)
-    }
-
-    /// Takes over bytes that were read ahead; returns how many fitted.
-    pub(crate) fn copy_from(&mut self, mut ahead: &[u8]) -> usize {
-        let total = ahead.len();
-        while let Some(vector) = self.vectors.get(self.next) {
-            let count = ahead.len().min(vector.iov_len);
-            if count == 0 {
-                break;
-            }
-            // SAFETY: I-16: `count <= iov_len` of a checked stretch; I-21, I-9: contract of `refill`.
-            unsafe {
-                vector
-                    .iov_base
-                    .cast::<u8>()
-                    .copy_from_nonoverlapping(ahead.as_ptr(), count)
-            };
-            ahead = &ahead[count..];
-            self.advance(count);
-        }
-        total - ahead.len()
     }
 
     fn header(&mut self) -> libc::msghdr {
@@ -146,22 +141,117 @@ impl RawVectors {
     }
 }
 
+impl Gather<'_> {
+    /// Bytes that are still to be sent.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.list.left_bytes
+    }
+
+    /// One `sendmsg`. Never raises SIGPIPE.
+    pub(crate) fn send(&mut self, socket: impl AsFd) -> Result<usize, Errno> {
+        let header = self.list.header();
+        let fd = socket.as_fd().as_raw_fd();
+        // SAFETY: I-16: the vectors name checked slots; I-21: mapped as long as `_memory` is borrowed;
+        // I-7: the engine posts only what is written. The header lives on this stack.
+        let sent = unsafe {
+            libc::sendmsg(
+                fd,
+                &raw const header,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        self.list.moved(sent)
+    }
+}
+
+impl Scatter<'_> {
+    /// Bytes that are still to be received.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.list.left_bytes
+    }
+
+    /// One `recvmsg`; `Ok(0)` is the end of the stream.
+    pub(crate) fn receive(&mut self, socket: impl AsFd) -> Result<usize, Errno> {
+        let mut header = self.list.header();
+        let fd = socket.as_fd().as_raw_fd();
+        // SAFETY: I-16, I-21: as in `send`; I-2, I-9: the slots are in flight for this peer, nobody
+        // may read them yet. The kernel writes at most the named lengths.
+        let received = unsafe { libc::recvmsg(fd, &raw mut header, libc::MSG_DONTWAIT) };
+        self.list.moved(received)
+    }
+
+    /// Takes over bytes that were read ahead; returns how many fitted.
+    pub(crate) fn copy_from(&mut self, mut ahead: &[u8]) -> usize {
+        let total = ahead.len();
+        while let Some(vector) = self.list.vectors.get(self.list.next) {
+            let count = ahead.len().min(vector.iov_len);
+            if count == 0 {
+                break;
+            }
+            // SAFETY: I-16: `count <= iov_len` of a checked stretch; I-21, I-9: as in `receive`.
+            unsafe {
+                vector
+                    .iov_base
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(ahead.as_ptr(), count)
+            };
+            ahead = &ahead[count..];
+            self.list.advance(count);
+        }
+        total - ahead.len()
+    }
+}
+
+impl Drop for Gather<'_> {
+    fn drop(&mut self) {
+        self.list.clear();
+    }
+}
+
+impl Drop for Scatter<'_> {
+    fn drop(&mut self) {
+        self.list.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::backend::RunPairs;
+    use crate::ids::OpId;
     use crate::mem::{Memory, PoolGeometry, span::PoolSpan};
+    use crate::sync::Arc;
 
-    fn pool(memory: &Memory, stride_bytes: u64, slot_count: u32) -> PoolSpan {
+    fn pool(memory: &Memory, stride_bytes: u64, slot_count: u32) -> SlotRun {
         let geometry = PoolGeometry {
             offset_bytes: 0,
             stride_bytes,
             slot_bytes: 100,
             slot_count,
         };
-        PoolSpan::new(memory.base_ptr(), memory.len_bytes(), geometry).unwrap()
+        let span = PoolSpan::new(memory.base_ptr(), memory.len_bytes(), geometry).unwrap();
+        span.run(0, slot_count).unwrap()
+    }
+
+    fn op(run: SlotRun) -> PostedOp {
+        PostedOp {
+            id: OpId(1),
+            runs: Arc::new(RunPairs {
+                local: vec![run],
+                remote: Vec::new(),
+            }),
+            bytes: run.payload_bytes(),
+            arrival: None,
+        }
+    }
+
+    fn resolved(run: SlotRun) -> Resolved {
+        Resolved {
+            runs: vec![run],
+            _holds: Vec::new(),
+        }
     }
 
     #[test]
@@ -174,28 +264,30 @@ mod tests {
                 .unwrap();
         }
         let (here, there) = UnixStream::pair().unwrap();
-        let source = pool(&from, 128, slot_count).run(0, slot_count).unwrap();
-        let target = pool(&to, 100, slot_count).run(0, slot_count).unwrap();
-        let (mut sending, mut receiving) = (RawVectors::new(), RawVectors::new());
-        // SAFETY: I-21: both memories live to the end of the test.
-        unsafe {
-            sending.refill(&[], [&source].into_iter());
-            receiving.refill(&[], [&target].into_iter());
-        }
-        assert_eq!(receiving.vectors.len(), 1);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while sending.left_bytes() > 0 {
-                    sending.send(here.as_fd()).unwrap();
-                }
-            });
-            let mut ahead = [0u8; 150];
-            std::io::Read::read_exact(&mut &there, &mut ahead).unwrap();
-            assert_eq!(receiving.copy_from(&ahead), 150);
-            while receiving.left_bytes() > 0 {
-                assert!(receiving.receive(there.as_fd()).unwrap() > 0);
+        let source = op(pool(&from, 128, slot_count));
+        let target = resolved(pool(&to, 100, slot_count));
+        let (mut from_list, mut to_list) = (RawVectors::new(), RawVectors::new());
+        let mut sending =
+            from_list.gather(&source, |head| head.extend(b"head"), &source.runs.local);
+        let mut receiving = to_list.scatter(&target);
+        assert_eq!(receiving.list.vectors.len(), 1);
+        let mut ahead = [0u8; 154];
+        while sending.left_bytes() > 0 || receiving.left_bytes() > 0 {
+            match sending.send(&here) {
+                Ok(_) | Err(Errno::AGAIN) => {}
+                Err(errno) => panic!("{errno}"),
             }
-        });
+            if ahead[0] == 0 {
+                std::io::Read::read_exact(&mut &there, &mut ahead).unwrap();
+                assert_eq!(&ahead[..4], b"head");
+                assert_eq!(receiving.copy_from(&ahead[4..]), 150);
+            }
+            match receiving.receive(&there) {
+                Ok(count) => assert!(count > 0),
+                Err(errno) => assert_eq!(errno, Errno::AGAIN),
+            }
+        }
+        drop((sending, receiving));
         let mut seen = [0u8; 100];
         for slot in 0..slot_count {
             to.read_at(u64::from(slot) * 100, &mut seen).unwrap();
@@ -208,21 +300,19 @@ mod tests {
         let memory = Memory::host(4096).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
         drop(there);
-        let run = pool(&memory, 100, 2).run(0, 2).unwrap();
-        let mut sending = RawVectors::new();
-        // SAFETY: I-21: `memory` lives to the end of the test.
-        unsafe { sending.refill(&[], [&run].into_iter()) };
-        assert_eq!(sending.send(here.as_fd()), Err(Errno::PIPE));
+        let source = op(pool(&memory, 100, 2));
+        let mut list = RawVectors::new();
+        let mut sending = list.gather(&source, |_| {}, &source.runs.local);
+        assert_eq!(sending.send(&here), Err(Errno::PIPE));
         assert_eq!(sending.left_bytes(), 200);
     }
 
     #[test]
     fn bytes_read_ahead_beyond_the_list_stay_with_the_caller() {
         let memory = Memory::host(4096).unwrap();
-        let run = pool(&memory, 100, 1).run(0, 1).unwrap();
-        let mut receiving = RawVectors::new();
-        // SAFETY: I-21: `memory` lives to the end of the test.
-        unsafe { receiving.refill(&[], [&run].into_iter()) };
+        let target = resolved(pool(&memory, 100, 1));
+        let mut list = RawVectors::new();
+        let mut receiving = list.scatter(&target);
         assert_eq!(receiving.copy_from(&[1; 130]), 100);
         assert_eq!(receiving.left_bytes(), 0);
         assert_eq!(receiving.copy_from(&[1; 130]), 0);

@@ -95,6 +95,16 @@ impl SlotRun {
         self.slot_bytes as u64 * self.slot_count as u64
     }
 
+    /// `slot_count` slots of this run, from its slot `first` on; cut to what the run holds.
+    pub(crate) fn section(&self, first: u32, slot_count: u32) -> Self {
+        let first = (first as usize).min(self.slot_count);
+        Self {
+            base: self.base.wrapping_add(first * self.stride_bytes),
+            slot_count: (slot_count as usize).min(self.slot_count - first),
+            ..*self
+        }
+    }
+
     /// No gaps: the run is one stretch of `payload_bytes`.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.stride_bytes == self.slot_bytes || self.slot_count == 1

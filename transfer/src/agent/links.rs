@@ -1,0 +1,97 @@
+//! How an agent gets its links over sockets: the engine as host of listeners and connections.
+
+use crate::{
+    agent::address::Address,
+    backend::{
+        handshake::SharedRegion,
+        net::{self, Established, Introduction, LinkHost},
+    },
+    deadline::Deadline,
+    engine::{Described, Engine},
+    error::{Error, ErrorKind},
+    ids::PeerId,
+    mem::MemoryKind,
+    sync::Arc,
+};
+
+struct EngineHost(Arc<Engine>);
+
+/// Listens until the agent is shut down; gives back the bound address.
+pub(crate) fn listen(engine: &Arc<Engine>, address: &Address) -> Result<Address, Error> {
+    if engine.is_stopping() {
+        return Err(ErrorKind::Closed.into());
+    }
+    let host = EngineHost(engine.clone());
+    let mut listener = net::listen(address, Arc::new(host))?;
+    let bound = listener.address().clone();
+    engine.on_shutdown(move || listener.close());
+    Ok(bound)
+}
+
+/// Connects and takes the link into service.
+pub(crate) fn connect(
+    engine: &Arc<Engine>,
+    address: &Address,
+    deadline: Deadline,
+) -> Result<PeerId, Error> {
+    if engine.is_stopping() {
+        return Err(ErrorKind::Closed.into());
+    }
+    let host = EngineHost(engine.clone());
+    let established = net::connect(address, deadline, &host)?;
+    host.attach(established)
+}
+
+impl EngineHost {
+    fn attach(&self, established: Established) -> Result<PeerId, Error> {
+        let Established {
+            metadata,
+            link,
+            told,
+            ..
+        } = established;
+        // `introduction` has put it there.
+        let told = told
+            .keep
+            .downcast::<Described>()
+            .map_err(|_| ErrorKind::Closed)?;
+        Engine::attach(&self.0, link, metadata, &told)
+    }
+}
+
+impl LinkHost for EngineHost {
+    fn introduction(&self) -> Introduction {
+        let described = self.0.describe();
+        let is_shared = |kind| kind == MemoryKind::Shared;
+        let shared = described
+            .memories
+            .iter()
+            .filter(|(_, _, memory)| is_shared(memory.kind()))
+            .map(|(id, generation, memory)| SharedRegion {
+                id: *id,
+                generation: *generation,
+                memory: memory.clone(),
+            })
+            .collect();
+        Introduction {
+            metadata: described.metadata.clone(),
+            shared,
+            keep: Box::new(described),
+        }
+    }
+
+    fn secret(&self) -> Option<Vec<u8>> {
+        self.0.auth_token.clone()
+    }
+
+    fn established(&self, established: Established) {
+        let address = established.address.clone();
+        if let Err(error) = self.attach(established) {
+            self.refused(address, error.to_string());
+        }
+    }
+
+    fn refused(&self, address: String, reason: String) {
+        self.0.refuse(address, reason);
+    }
+}

@@ -1,0 +1,343 @@
+//! The sending half of a link and the one loop that both transports read with.
+//!
+//! Two threads send: the worker (posts, messages) and the receive thread (answers). `out` is the
+//! socket's lock: whoever holds it writes whole frames. The receive thread must never wait for the
+//! socket, or two sides that send at once would wait for each other; so it only *tries* the lock,
+//! sends what fits, and leaves the rest in `deferred` (no lock) or `leftover` (half a frame, under the
+//! lock). Nothing is forgotten:
+//! - the worker sends `leftover` and `deferred` before its own bytes, and looks at `deferred` again
+//!   after it has let the lock go; an answer that came later found the lock free;
+//! - the receive thread asks for writability while it has a leftover of its own.
+//!
+//! Lock order: `out`, then `deferred`. Neither is held across a callback.
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, Writable};
+use super::{LinkEvents, PostedOp};
+use crate::agent::wire::{self, Frame};
+use crate::error::{Cause, Error, ErrorKind};
+use crate::ids::PeerId;
+use crate::mem::iovec::RawVectors;
+use crate::mem::span::SlotRun;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, thread};
+
+/// A connected socket with its stop signal and its sending half.
+pub(crate) struct Channel {
+    pub(crate) socket: Socket,
+    pub(crate) stop: StopSignal,
+    out: Mutex<Out>,
+    deferred: Mutex<Vec<u8>>,
+    /// The receive thread left something that the socket did not take.
+    wants_out: AtomicBool,
+    is_closed_here: AtomicBool,
+}
+
+struct Out {
+    leftover: Vec<u8>,
+    words: Vec<u8>,
+    vectors: RawVectors,
+    /// Why nothing can be sent any more: a frame may have been cut.
+    broken: Option<StreamEnd>,
+}
+
+impl Channel {
+    pub(crate) fn new(socket: Socket, stop: StopSignal) -> Self {
+        Self {
+            socket,
+            stop,
+            out: Mutex::new(Out {
+                leftover: Vec::new(),
+                words: Vec::new(),
+                vectors: RawVectors::new(),
+                broken: None,
+            }),
+            deferred: Mutex::new(Vec::new()),
+            wants_out: AtomicBool::new(false),
+            is_closed_here: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits end by the stop signal only: an established link waits as long as its peer lives.
+    pub(crate) fn bounds(&self) -> Bounds<'_> {
+        Bounds {
+            stop: Some(&self.stop),
+            deadline: None,
+            process: None,
+            writable: None,
+        }
+    }
+
+    /// This side ends the link: every wait on the channel ends.
+    pub(crate) fn close(&self) {
+        self.is_closed_here.store(true, Ordering::Release);
+        self.stop.raise();
+    }
+
+    /// Whether this side ended the link, not the peer.
+    pub(crate) fn is_closed_here(&self) -> bool {
+        self.is_closed_here.load(Ordering::Acquire)
+    }
+
+    fn error(&self, end: &StreamEnd) -> Error {
+        if self.is_closed_here() {
+            return ErrorKind::Closed.into();
+        }
+        let reason = match end {
+            StreamEnd::Stopped => "the connection has ended".into(),
+            end => end.to_string(),
+        };
+        ErrorKind::PeerLost { reason }.into()
+    }
+
+    /// For the worker: the right to send. What the receive thread left goes out first.
+    pub(crate) fn sender(&self) -> Result<Sender<'_>, Error> {
+        let mut sender = Sender {
+            channel: self,
+            out: Some(self.out.lock()),
+        };
+        sender.send(|_| {})?;
+        Ok(sender)
+    }
+
+    /// For the worker: one frame.
+    pub(crate) fn send(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Error> {
+        self.sender()?.send(frame)
+    }
+
+    /// For the receive thread: one frame, as soon as the socket takes it. Never waits.
+    pub(crate) fn answer(&self, frame: impl FnOnce(&mut Vec<u8>)) {
+        frame(&mut self.deferred.lock());
+        self.try_flush();
+    }
+
+    /// Sends a last frame if nothing is half sent, without waiting. The caller has raised the stop
+    /// signal, so a worker inside `send` lets the lock go.
+    pub(crate) fn farewell(&self, frame: impl FnOnce(&mut Vec<u8>)) {
+        let mut out = self.out.lock();
+        if out.broken.is_none() && out.leftover.is_empty() {
+            out.words.clear();
+            out.words.append(&mut self.deferred.lock());
+            frame(&mut out.words);
+            let _ = self.socket.send_some(&out.words);
+        }
+        out.broken.get_or_insert(StreamEnd::Stopped);
+    }
+
+    fn try_flush(&self) {
+        loop {
+            let Some(mut out) = self.out.try_lock() else {
+                // The holder is the worker; it sends the leftover first and looks at `deferred` last.
+                self.wants_out.store(false, Ordering::Relaxed);
+                return;
+            };
+            let Out {
+                leftover, broken, ..
+            } = &mut *out;
+            leftover.append(&mut self.deferred.lock());
+            if broken.is_some() {
+                leftover.clear();
+            }
+            match self.socket.send_some(leftover) {
+                Ok(count) => {
+                    leftover.drain(..count);
+                }
+                Err(Errno::AGAIN) => {}
+                Err(errno) => *broken = Some(StreamEnd::Io(errno)),
+            }
+            let is_full = !leftover.is_empty() && broken.is_none();
+            self.wants_out.store(is_full, Ordering::Relaxed);
+            drop(out);
+            if is_full || self.deferred.lock().is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl Writable for Channel {
+    fn wants_out(&self) -> bool {
+        self.wants_out.load(Ordering::Relaxed)
+    }
+
+    fn is_writable(&self) {
+        self.try_flush();
+    }
+}
+
+/// The right to send on a channel, held by its worker.
+pub(crate) struct Sender<'a> {
+    channel: &'a Channel,
+    out: Option<MutexGuard<'a, Out>>,
+}
+
+impl Sender<'_> {
+    /// Sends one frame, and waits for the socket as long as it takes.
+    pub(crate) fn send(&mut self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Error> {
+        let channel = self.channel;
+        let out = self.open()?;
+        let mut words = std::mem::take(&mut out.words);
+        words.clear();
+        words.append(&mut out.leftover);
+        words.append(&mut channel.deferred.lock());
+        frame(&mut words);
+        let sent = channel.socket.send_all(&words, channel.bounds());
+        out.words = words;
+        self.check(sent)
+    }
+
+    /// Sends one frame and, straight from where they lie, the payload runs behind it.
+    pub(crate) fn send_payload(
+        &mut self,
+        frame: impl FnOnce(&mut Vec<u8>),
+        op: &PostedOp,
+        runs: &[SlotRun],
+    ) -> Result<(), Error> {
+        let channel = self.channel;
+        let out = self.open()?;
+        let Out {
+            leftover, vectors, ..
+        } = out;
+        let head = |words: &mut Vec<u8>| {
+            words.append(leftover);
+            words.append(&mut channel.deferred.lock());
+            frame(words);
+        };
+        let mut payload = vectors.gather(op, head, runs);
+        let sent = loop {
+            if payload.left_bytes() == 0 {
+                break Ok(());
+            }
+            match payload.send(&channel.socket) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match channel.socket.wait(PollFlags::OUT, channel.bounds()) {
+                    Ok(_) => {}
+                    Err(end) => break Err(end),
+                },
+                Err(errno) => break Err(StreamEnd::Io(errno)),
+            }
+        };
+        drop(payload);
+        self.check(sent)
+    }
+
+    fn open(&mut self) -> Result<&mut Out, Error> {
+        let channel = self.channel;
+        // The guard leaves only in `drop`.
+        let out = self.out.as_deref_mut().ok_or(ErrorKind::Closed)?;
+        match &out.broken {
+            Some(end) => Err(channel.error(end)),
+            None => Ok(out),
+        }
+    }
+
+    fn check(&mut self, sent: Result<(), StreamEnd>) -> Result<(), Error> {
+        sent.map_err(|end| {
+            let error = self.channel.error(&end);
+            if let Some(out) = self.out.as_deref_mut() {
+                out.broken = Some(end);
+            }
+            error
+        })
+    }
+}
+
+impl Drop for Sender<'_> {
+    fn drop(&mut self) {
+        drop(self.out.take());
+        // Answers that came while the lock was held.
+        while !self.channel.deferred.lock().is_empty() {
+            let Some(out) = self.channel.out.try_lock() else {
+                return; // the new holder sends them
+            };
+            self.out = Some(out);
+            let sent = self.send(|_| {});
+            drop(self.out.take());
+            if sent.is_err() {
+                self.channel.deferred.lock().clear();
+            }
+        }
+    }
+}
+
+/// The receive thread of a link.
+pub(crate) struct Receiver {
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self {
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// Starts it.
+    pub(crate) fn start(
+        &self,
+        name: String,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Error> {
+        let mut slot = self.thread.lock();
+        let spawned = thread::Builder::new().name(name).spawn(body);
+        let spawned = spawned.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            Error::from(ErrorKind::System {
+                call: "clone",
+                errno,
+            })
+        })?;
+        *slot = Some(spawned);
+        Ok(())
+    }
+
+    /// Waits for its end, unless called by itself. Its waits have been ended before.
+    pub(crate) fn join(&self) {
+        let taken = self.thread.lock().take();
+        if let Some(handle) = taken.filter(|handle| handle.thread().id() != thread::current().id())
+        {
+            // A panic of the thread was reported by its own hook.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// How the frames of one transport are handled beyond what is common.
+pub(crate) trait Reception {
+    /// A frame that only this transport knows; an error ends the link.
+    fn frame(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd>;
+}
+
+/// Reads until the link ends, and says why. `Ok` is a goodbye of the peer.
+pub(crate) fn receive(
+    channel: &Channel,
+    reader: &mut FrameReader,
+    bounds: Bounds<'_>,
+    (peer, events): (PeerId, &dyn LinkEvents),
+    reception: &mut dyn Reception,
+) -> Result<(), StreamEnd> {
+    loop {
+        match reader.next(&channel.socket, bounds)? {
+            Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
+            Frame::Message(bytes) => events.message(peer, bytes),
+            Frame::Progress { counter } => events.progress(peer, counter),
+            Frame::Bye => return Ok(()),
+            frame => reception.frame(frame, reader)?,
+        }
+    }
+}
+
+/// The end of a link, as the engine hears it.
+pub(crate) fn cause(end: Result<(), StreamEnd>) -> Cause {
+    let reason = match end {
+        Ok(()) => "closed by the peer".into(),
+        Err(end) => end.to_string(),
+    };
+    Cause::PeerLost { reason }
+}
+
+/// A frame in a place where it has no meaning.
+pub(crate) fn misplaced(frame: &Frame) -> StreamEnd {
+    StreamEnd::Wire(wire::WireError::Misplaced(frame.kind()))
+}

@@ -1,0 +1,337 @@
+//! The first words on a connection, the same on both transports.
+//!
+//! ```text
+//! both        Hello(nonce, has secret)           the header carries the version: another one ends it here
+//! both        Proof                              only if both have a secret; one alone is a refusal
+//! connector   Metadata, Memory…, then listener   one after the other, so that nobody writes unread
+//! both        Ready
+//! ```
+//! Before `Ready` nothing of the peer is believed beyond its own frames. All of it is bounded by one
+//! deadline; whatever goes wrong is a [`HandshakeError`] that names the reason, and the peer is told
+//! it in a `Refuse` frame where it can understand one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::socket::{Bounds, FrameReader, Socket, StreamEnd};
+use crate::agent::auth::{self, Side};
+use crate::agent::metadata::AgentMetadata;
+use crate::agent::wire::{self, Frame, Refusal, WireError};
+use crate::deadline::Deadline;
+use crate::ids::RegionId;
+use crate::mem::{Memory, MemoryKind, PeerMapping};
+use crate::sync::Arc;
+
+/// Most memories that are handed over on one connection.
+const MEMORY_LIMIT: usize = 1024;
+/// How long a refused peer gets to read the reason.
+const FAREWELL_MS: u64 = 250;
+
+/// What this side brings.
+pub(crate) struct Offer<'a> {
+    pub(crate) side: Side,
+    pub(crate) secret: Option<&'a [u8]>,
+    pub(crate) metadata: &'a AgentMetadata,
+    /// Only on a socket between processes of one host.
+    pub(crate) memories: Option<&'a [SharedRegion]>,
+}
+
+/// A region whose memory a peer on this host may map.
+#[derive(Clone)]
+pub(crate) struct SharedRegion {
+    pub(crate) id: RegionId,
+    pub(crate) generation: u32,
+    pub(crate) memory: Arc<Memory>,
+}
+
+/// What the peer brought.
+pub(crate) struct Greeting {
+    pub(crate) metadata: AgentMetadata,
+    pub(crate) memories: BTreeMap<RegionId, PeerMapping>,
+}
+
+/// Why a connection did not become a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HandshakeError {
+    /// The connection ended, or its bytes are no frames.
+    Stream(StreamEnd),
+    /// The peer refused this side.
+    ByPeer(String),
+    /// This side refuses the peer.
+    ByUs(String),
+    /// Only the peer, or only this side, demands a secret.
+    SecretMissing { here: bool },
+    /// The peer's answer to the challenge is wrong.
+    WrongSecret,
+}
+
+impl fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stream(StreamEnd::Wire(WireError::Version { ours, theirs })) => {
+                write!(
+                    f,
+                    "protocol version {theirs} of the peer, this build speaks {ours}"
+                )
+            }
+            Self::Stream(end) => write!(f, "{end}"),
+            Self::ByPeer(reason) => write!(f, "refused by the peer: {reason}"),
+            Self::ByUs(reason) => f.write_str(reason),
+            Self::SecretMissing { here: true } => {
+                f.write_str("the peer demands an authentication secret and none is configured here")
+            }
+            Self::SecretMissing { here: false } => {
+                f.write_str("the peer has no authentication secret and one is demanded here")
+            }
+            Self::WrongSecret => f.write_str("the peer does not know the authentication secret"),
+        }
+    }
+}
+
+impl From<StreamEnd> for HandshakeError {
+    fn from(end: StreamEnd) -> Self {
+        Self::Stream(end)
+    }
+}
+
+/// Runs the handshake. On an error the peer has been told, and the socket is of no more use.
+pub(crate) fn run(
+    socket: &Socket,
+    reader: &mut FrameReader,
+    offer: &Offer<'_>,
+    bounds: Bounds<'_>,
+) -> Result<Greeting, HandshakeError> {
+    let outcome = Handshake {
+        socket,
+        reader,
+        offer,
+        bounds,
+    }
+    .run();
+    if let Err(error) = &outcome {
+        let code = match error {
+            HandshakeError::Stream(StreamEnd::Wire(_)) => 1,
+            HandshakeError::SecretMissing { .. } | HandshakeError::WrongSecret => 2,
+            _ => 3,
+        };
+        let refusal = Refusal {
+            code,
+            reason: error.to_string(),
+        };
+        let is_open = !matches!(
+            error,
+            HandshakeError::ByPeer(_)
+                | HandshakeError::Stream(StreamEnd::Closed | StreamEnd::Cut | StreamEnd::Io(_))
+        );
+        if is_open {
+            let mut words = Vec::new();
+            wire::append_refuse(&mut words, &refusal);
+            let farewell = Bounds {
+                deadline: Some(Deadline::after_ms(FAREWELL_MS)),
+                ..bounds
+            };
+            if socket.send_all(&words, farewell).is_ok() {
+                socket.linger(farewell);
+            }
+        }
+    }
+    outcome
+}
+
+struct Handshake<'a> {
+    socket: &'a Socket,
+    reader: &'a mut FrameReader,
+    offer: &'a Offer<'a>,
+    bounds: Bounds<'a>,
+}
+
+impl Handshake<'_> {
+    fn run(&mut self) -> Result<Greeting, HandshakeError> {
+        self.authenticate()?;
+        let greeting = match self.offer.side {
+            Side::Connector => {
+                self.introduce()?;
+                self.listen()?
+            }
+            Side::Listener => {
+                let greeting = self.listen()?;
+                self.introduce()?;
+                greeting
+            }
+        };
+        let mut words = Vec::new();
+        wire::append_ready(&mut words);
+        self.send(&words)?;
+        match self.next()? {
+            Frame::Ready => Ok(greeting),
+            _ => Err(out_of_turn("Ready")),
+        }
+    }
+
+    fn authenticate(&mut self) -> Result<(), HandshakeError> {
+        let mut nonce = [0; 32];
+        getrandom::fill(&mut nonce)
+            .map_err(|error| HandshakeError::ByUs(format!("no random numbers: {error}")))?;
+        let mut words = Vec::new();
+        wire::append_hello(&mut words, &nonce, self.offer.secret.is_some());
+        self.send(&words)?;
+        let Frame::Hello {
+            nonce: peer_nonce,
+            has_auth_token,
+        } = self.next()?
+        else {
+            return Err(out_of_turn("Hello"));
+        };
+        let Some(secret) = self.offer.secret else {
+            return match has_auth_token {
+                true => Err(HandshakeError::SecretMissing { here: true }),
+                false => Ok(()),
+            };
+        };
+        if !has_auth_token {
+            return Err(HandshakeError::SecretMissing { here: false });
+        }
+        let side = self.offer.side;
+        words.clear();
+        wire::append_proof(&mut words, &auth::prove(secret, side, &nonce, &peer_nonce));
+        self.send(&words)?;
+        match self.next()? {
+            Frame::Proof { mac }
+                if auth::verify(secret, side.other(), &peer_nonce, &nonce, &mac) =>
+            {
+                Ok(())
+            }
+            Frame::Proof { .. } => Err(HandshakeError::WrongSecret),
+            _ => Err(out_of_turn("Proof")),
+        }
+    }
+
+    /// Says who this side is and hands its memories over.
+    fn introduce(&mut self) -> Result<(), HandshakeError> {
+        let mut words = Vec::new();
+        wire::append_metadata(&mut words, &self.offer.metadata.encode());
+        self.send(&words)?;
+        for region in self.offer.memories.unwrap_or_default() {
+            let Some(file) = region.memory.file() else {
+                continue;
+            };
+            words.clear();
+            wire::append_memory(
+                &mut words,
+                region.id,
+                region.generation,
+                region.memory.mapped_bytes(),
+            );
+            self.send_with_fd(&words, file)?;
+        }
+        Ok(())
+    }
+
+    /// Hears who the peer is and maps its memories.
+    fn listen(&mut self) -> Result<Greeting, HandshakeError> {
+        let Frame::Metadata(blob) = self.next()? else {
+            return Err(out_of_turn("Metadata"));
+        };
+        let metadata = AgentMetadata::decode(blob)
+            .map_err(|error| HandshakeError::ByUs(format!("metadata: {error}")))?;
+        let mut memories = BTreeMap::new();
+        if self.offer.memories.is_some() {
+            let shared = metadata
+                .regions
+                .iter()
+                .filter(|region| region.kind == MemoryKind::Shared);
+            let shared: Vec<_> = shared.copied().collect();
+            if shared.len() > MEMORY_LIMIT {
+                return Err(HandshakeError::ByUs(format!(
+                    "{} memories, at most {MEMORY_LIMIT} are mapped",
+                    shared.len()
+                )));
+            }
+            for region in shared {
+                let Frame::Memory {
+                    region: id,
+                    generation,
+                    mapped_bytes,
+                } = self.next()?
+                else {
+                    return Err(out_of_turn("Memory"));
+                };
+                let file = self.reader.take_fd();
+                let file = file.ok_or_else(|| {
+                    HandshakeError::ByUs(format!("{id:?} came without its memory"))
+                })?;
+                if id != region.id
+                    || generation != region.generation
+                    || mapped_bytes < region.len_bytes
+                {
+                    return Err(HandshakeError::ByUs(format!(
+                        "{id:?} generation {generation} of {mapped_bytes} bytes does not fit the metadata"
+                    )));
+                }
+                let mapping = PeerMapping::map(&file, region.len_bytes)
+                    .map_err(|reason| HandshakeError::ByUs(format!("{id:?}: {reason}")))?;
+                memories.insert(id, mapping);
+            }
+            if self.reader.has_fds() {
+                return Err(HandshakeError::ByUs("more memories than announced".into()));
+            }
+            self.reader.refuse_fds();
+        }
+        Ok(Greeting { metadata, memories })
+    }
+
+    fn next(&mut self) -> Result<Frame, HandshakeError> {
+        match self.reader.next(self.socket, self.bounds)? {
+            Frame::Refuse(refusal) => Err(HandshakeError::ByPeer(refusal.reason)),
+            frame => Ok(frame),
+        }
+    }
+
+    fn send(&mut self, words: &[u8]) -> Result<(), HandshakeError> {
+        match self.socket.send_all(words, self.bounds) {
+            Ok(()) => Ok(()),
+            // The peer may have said why before it closed; that is the better reason.
+            Err(StreamEnd::Io(Errno::PIPE | Errno::CONNRESET)) => match self.next() {
+                Err(error @ HandshakeError::ByPeer(_)) => Err(error),
+                _ => Err(StreamEnd::Closed.into()),
+            },
+            Err(end) => Err(end.into()),
+        }
+    }
+
+    fn send_with_fd(&mut self, words: &[u8], file: BorrowedFd<'_>) -> Result<(), HandshakeError> {
+        let files = [file];
+        let sent = loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&files));
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(
+                self.socket.as_fd(),
+                &[IoSlice::new(words)],
+                &mut control,
+                flags,
+            ) {
+                Ok(sent) => break sent,
+                Err(Errno::AGAIN) => {
+                    self.socket.wait(PollFlags::OUT, self.bounds)?;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(StreamEnd::Io(errno).into()),
+            }
+        };
+        // The descriptor travels with the first byte; the rest is plain.
+        self.send(&words[sent..])
+    }
+}
+
+fn out_of_turn(expected: &'static str) -> HandshakeError {
+    HandshakeError::ByUs(format!("expected a {expected} frame"))
+}

@@ -1,0 +1,453 @@
+//! From an address to a link: listening, connecting, and the threads that greet.
+//!
+//! A listener has one thread that accepts and a bounded number of threads that greet, one for each
+//! connection that has not finished its handshake. A connection that says nothing holds its own
+//! thread until the handshake deadline and nobody else. All of them end with the listener's stop
+//! signal.
+
+use std::any::Any;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::Link;
+use super::channel::Channel;
+use super::handshake::{self, HandshakeError, Offer, SharedRegion};
+use super::shm::{PeerProcess, ShmLink};
+use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, timespec};
+use super::tcp::{self, TcpLink};
+use crate::agent::address::Address;
+use crate::agent::auth::Side;
+use crate::agent::metadata::AgentMetadata;
+use crate::agent::wire::WireError;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind};
+use crate::sync::{Arc, Mutex, thread};
+
+/// Time for a stranger to become a peer.
+const GREETING_MS: u64 = 5_000;
+/// Most connections that are greeted at the same time; more are closed and counted as refused.
+const GREETING_LIMIT: usize = 64;
+/// Pause after the system refused to accept (no file descriptor left, for instance).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Pause before the next attempt at a Unix socket whose backlog is full.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
+
+/// What this agent says about itself, taken at one moment.
+pub(crate) struct Introduction {
+    pub(crate) metadata: AgentMetadata,
+    /// The regions of kind `Shared`, in the order of the metadata.
+    pub(crate) shared: Vec<SharedRegion>,
+    /// The host's own, kept until the connection is in service or refused.
+    pub(crate) keep: Box<dyn Any + Send>,
+}
+
+/// A connection that has become a link. Nothing is received before [`Link::start`].
+pub(crate) struct Established {
+    pub(crate) metadata: AgentMetadata,
+    /// Where the peer is, for messages.
+    pub(crate) address: String,
+    pub(crate) link: Arc<dyn Link>,
+    /// What the peer was told.
+    pub(crate) told: Introduction,
+}
+
+/// The agent, as a listener sees it.
+pub(crate) trait LinkHost: Send + Sync {
+    /// Who this agent is now.
+    fn introduction(&self) -> Introduction;
+    /// The shared secret.
+    fn secret(&self) -> Option<Vec<u8>>;
+    /// A peer has connected.
+    fn established(&self, established: Established);
+    /// A connection did not become a link.
+    fn refused(&self, address: String, reason: String);
+}
+
+/// A bound address with its threads. Dropping it ends them and frees the address.
+pub(crate) struct Listener {
+    stop: Arc<StopSignal>,
+    thread: Option<thread::JoinHandle<()>>,
+    address: Address,
+}
+
+enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener, String),
+}
+
+/// Binds and listens.
+///
+/// # Errors
+/// [`ErrorKind::AuthRequired`] for an address beyond this host without a secret,
+/// [`ErrorKind::AddressInUse`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`].
+pub(crate) fn listen(address: &Address, host: Arc<dyn LinkHost>) -> Result<Listener, Error> {
+    address.check()?;
+    if !address.is_local() && host.secret().is_none() {
+        let address = address.to_string();
+        return Err(ErrorKind::AuthRequired { address }.into());
+    }
+    let (acceptor, bound) = Acceptor::bind(address)?;
+    let stop = Arc::new(StopSignal::new()?);
+    let greeter = Greeter {
+        host,
+        stop: Arc::clone(&stop),
+        threads: Mutex::new(Vec::new()),
+    };
+    let thread = spawn("kvgate-accept", move || greeter.run(&acceptor))?;
+    Ok(Listener {
+        stop,
+        thread: Some(thread),
+        address: bound,
+    })
+}
+
+impl Listener {
+    /// The bound address, with the port that the system chose.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Ends the threads and frees the address; connections that are being greeted are closed.
+    pub(crate) fn close(&mut self) {
+        self.stop.raise();
+        if let Some(handle) = self.thread.take() {
+            // A panic of the thread was reported by its own hook.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Acceptor {
+    fn bind(address: &Address) -> Result<(Self, Address), Error> {
+        let refused = |call, error: std::io::Error| refusal(call, address, &error);
+        match address {
+            Address::Tcp(socket) => {
+                let listener = TcpListener::bind(socket).map_err(|error| refused("bind", error))?;
+                listener
+                    .set_nonblocking(true)
+                    .map_err(|error| refused("fcntl", error))?;
+                let bound = listener
+                    .local_addr()
+                    .map_err(|error| refused("getsockname", error))?;
+                Ok((Self::Tcp(listener), Address::Tcp(bound)))
+            }
+            Address::Shm(name) => {
+                let listener = std::os::unix::net::SocketAddr::from_abstract_name(name)
+                    .and_then(|socket| UnixListener::bind_addr(&socket))
+                    .map_err(|error| refused("bind", error))?;
+                listener
+                    .set_nonblocking(true)
+                    .map_err(|error| refused("fcntl", error))?;
+                Ok((Self::Unix(listener, name.clone()), address.clone()))
+            }
+        }
+    }
+
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+
+    fn accept(&self) -> std::io::Result<(OwnedFd, Address)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept()?;
+                Ok((stream.into(), Address::Tcp(from)))
+            }
+            Self::Unix(listener, name) => {
+                let (stream, _) = listener.accept()?;
+                Ok((stream.into(), Address::Shm(name.clone())))
+            }
+        }
+    }
+}
+
+fn refusal(call: &'static str, address: &Address, error: &std::io::Error) -> Error {
+    if error.kind() == std::io::ErrorKind::AddrInUse {
+        let address = address.to_string();
+        return ErrorKind::AddressInUse { address }.into();
+    }
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    ErrorKind::System { call, errno }.into()
+}
+
+struct Greeter {
+    host: Arc<dyn LinkHost>,
+    stop: Arc<StopSignal>,
+    /// Greetings that may still run.
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Greeter {
+    fn run(&self, acceptor: &Acceptor) {
+        while !self.stop.is_raised() {
+            match acceptor.accept() {
+                Ok((stream, from)) => self.greet(stream, from),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.stop
+                        .wait(Some((acceptor.as_fd(), PollFlags::IN)), None);
+                }
+                // The connection ended before it was accepted, or a signal came.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        std::io::ErrorKind::Interrupted | std::io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(_) => self.stop.wait(None, Some(ACCEPT_PAUSE)),
+            }
+        }
+        for greeting in self.threads.lock().drain(..) {
+            let _ = greeting.join();
+        }
+    }
+
+    fn greet(&self, stream: OwnedFd, from: Address) {
+        let mut threads = self.threads.lock();
+        threads.retain(|greeting| !greeting.is_finished());
+        if threads.len() >= GREETING_LIMIT {
+            let reason = format!("{GREETING_LIMIT} connections are in their handshake already");
+            return self.host.refused(from.to_string(), reason);
+        }
+        let (host, stop) = (Arc::clone(&self.host), Arc::clone(&self.stop));
+        let address = from.to_string();
+        let spawned = spawn("kvgate-greet", move || {
+            let deadline = Deadline::after_ms(GREETING_MS);
+            let bounds = Bounds {
+                stop: Some(&stop),
+                deadline: Some(deadline),
+                process: None,
+                writable: None,
+            };
+            match establish(stream, &from, Side::Listener, &*host, bounds) {
+                Ok(established) => host.established(established),
+                Err(Failure::Handshake(HandshakeError::Stream(StreamEnd::Stopped))) => {}
+                Err(failure) => host.refused(from.to_string(), failure.reason()),
+            }
+        });
+        match spawned {
+            Ok(greeting) => threads.push(greeting),
+            Err(error) => self.host.refused(address, error.to_string()),
+        }
+    }
+}
+
+/// Connects, and greets until `deadline`.
+///
+/// # Errors
+/// [`ErrorKind::Unreachable`], [`ErrorKind::HandshakeRefused`], [`ErrorKind::VersionMismatch`],
+/// [`ErrorKind::DeadlineExceeded`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`].
+pub(crate) fn connect(
+    address: &Address,
+    deadline: Deadline,
+    host: &dyn LinkHost,
+) -> Result<Established, Error> {
+    address.check()?;
+    let stream = match address {
+        Address::Tcp(socket) => connect_tcp(address, socket, deadline)?,
+        Address::Shm(name) => connect_unix(address, name, deadline)?,
+    };
+    let bounds = Bounds {
+        stop: None,
+        deadline: Some(deadline),
+        process: None,
+        writable: None,
+    };
+    establish(stream, address, Side::Connector, host, bounds)
+        .map_err(|failure| failure.into_error(address, deadline))
+}
+
+fn unreachable(address: &Address, reason: impl ToString) -> Error {
+    ErrorKind::Unreachable {
+        address: address.to_string(),
+        reason: reason.to_string(),
+    }
+    .into()
+}
+
+fn too_late(what: &'static str, deadline: Deadline) -> Error {
+    let deadline_ms = deadline.allowed_ms();
+    ErrorKind::DeadlineExceeded { what, deadline_ms }.into()
+}
+
+fn connect_tcp(
+    address: &Address,
+    socket: &SocketAddr,
+    deadline: Deadline,
+) -> Result<OwnedFd, Error> {
+    let remaining = deadline.remaining().max(Duration::from_millis(1));
+    match TcpStream::connect_timeout(socket, remaining) {
+        Ok(stream) => Ok(stream.into()),
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut && deadline.has_passed() => {
+            Err(too_late("connect", deadline))
+        }
+        Err(error) => Err(unreachable(address, error)),
+    }
+}
+
+fn connect_unix(address: &Address, name: &str, deadline: Deadline) -> Result<OwnedFd, Error> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|errno| Error::system("socket", errno))?;
+    let target = SocketAddrUnix::new_abstract_name(name.as_bytes())
+        .map_err(|errno| Error::system("connect", errno))?;
+    loop {
+        match rustix::net::connect(&socket, &target) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::INTR) => {}
+            // The listener's backlog is full; there is nothing to poll for.
+            Err(Errno::AGAIN) if !deadline.has_passed() => {
+                let pause = timespec(BACKLOG_PAUSE.min(deadline.remaining()));
+                let _ = poll(&mut [], Some(&pause));
+            }
+            Err(Errno::AGAIN) => return Err(too_late("connect", deadline)),
+            Err(errno) => return Err(unreachable(address, errno)),
+        }
+    }
+}
+
+/// Why a connection did not become a link.
+enum Failure {
+    Handshake(HandshakeError),
+    System(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<HandshakeError> for Failure {
+    fn from(error: HandshakeError) -> Self {
+        Self::Handshake(error)
+    }
+}
+
+impl Failure {
+    fn reason(&self) -> String {
+        match self {
+            Self::Handshake(error) => error.to_string(),
+            Self::System(error) => error.to_string(),
+        }
+    }
+
+    fn into_error(self, address: &Address, deadline: Deadline) -> Error {
+        let address = address.to_string();
+        match self {
+            Self::System(error) => error,
+            Self::Handshake(HandshakeError::Stream(StreamEnd::TimedOut)) => {
+                too_late("handshake", deadline)
+            }
+            Self::Handshake(HandshakeError::Stream(StreamEnd::Wire(WireError::Version {
+                ours,
+                theirs,
+            }))) => ErrorKind::VersionMismatch {
+                address,
+                ours,
+                theirs,
+            }
+            .into(),
+            Self::Handshake(error) => ErrorKind::HandshakeRefused {
+                address,
+                reason: error.to_string(),
+            }
+            .into(),
+        }
+    }
+}
+
+fn establish(
+    stream: OwnedFd,
+    address: &Address,
+    side: Side,
+    host: &dyn LinkHost,
+    bounds: Bounds<'_>,
+) -> Result<Established, Failure> {
+    let is_shm = matches!(address, Address::Shm(_));
+    if !is_shm {
+        tcp::tune(&stream)?;
+    }
+    let socket = Socket::new(stream)?;
+    let stop = StopSignal::new()?;
+    // Before the first word: the number of a process is good only while it answers.
+    let process = match is_shm {
+        true => Some(PeerProcess::of(&socket).map_err(HandshakeError::ByUs)?),
+        false => None,
+    };
+    let secret = host.secret();
+    let introduction = host.introduction();
+    let offer = Offer {
+        side,
+        secret: secret.as_deref(),
+        metadata: &introduction.metadata,
+        memories: is_shm.then_some(&introduction.shared),
+    };
+    let mut reader = FrameReader::new(is_shm);
+    let greeting = handshake::run(&socket, &mut reader, &offer, bounds)?;
+    let channel = Channel::new(socket, stop);
+    let metadata = greeting.metadata;
+    let link: Arc<dyn Link> = match process {
+        Some(process) => Arc::new(ShmLink::new(
+            channel,
+            reader,
+            process,
+            &metadata,
+            greeting.memories,
+        )),
+        None => Arc::new(TcpLink::new(channel, reader)),
+    };
+    Ok(Established {
+        metadata,
+        address: address.to_string(),
+        link,
+        told: introduction,
+    })
+}
+
+fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, Error> {
+    let spawned = thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+        ErrorKind::System {
+            call: "clone",
+            errno,
+        }
+        .into()
+    })
+}
+
+impl StopSignal {
+    /// Sleeps until the signal is raised, the descriptor is ready, or the time is over.
+    fn wait(
+        &self,
+        other: Option<(std::os::fd::BorrowedFd<'_>, PollFlags)>,
+        at_most: Option<Duration>,
+    ) {
+        let own = self.as_fd();
+        let (other, events) = other.unwrap_or((own, PollFlags::empty()));
+        let mut fds = [
+            PollFd::new(&own, PollFlags::IN),
+            PollFd::new(&other, events),
+        ];
+        // An interruption or an error leads the caller back to its own checks.
+        let _ = poll(&mut fds, at_most.map(timespec).as_ref());
+    }
+}
