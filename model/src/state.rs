@@ -125,6 +125,15 @@ impl DecodeState {
         &self.tensors
     }
 
+    /// The same length with other tensors of the same shapes, for damage tests.
+    #[must_use]
+    pub fn with_tensors(&self, tensors: BTreeMap<String, Tensor>) -> Self {
+        Self {
+            tokens: self.tokens,
+            tensors,
+        }
+    }
+
     fn values(&self, name: &str) -> Vec<f32> {
         self.tensors
             .get(name)

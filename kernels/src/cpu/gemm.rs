@@ -1,18 +1,25 @@
 //! Matrix product with one summation order for every batch size.
 
+use std::fmt;
+
 use super::simd;
 use crate::error::{ErrorKind, KernelError, expect_len};
 use crate::isa::Isa;
 use crate::math::LANES;
 
 /// A weight matrix [outputs, inputs] in panels of 16 outputs: [outputs/16][inputs][16], padded with zeros.
-#[derive(Debug)]
 pub struct PackedMatrix {
     outputs: usize,
     inputs: usize,
     values: Vec<f32>,
     /// Skipped values at the front, so that panels start at a multiple of 64 bytes.
     offset: usize,
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedMatrix[{}, {}]", self.outputs, self.inputs)
+    }
 }
 
 impl PackedMatrix {

@@ -5,6 +5,7 @@ pub mod safetensors;
 mod spec;
 mod tiny;
 
+use std::fmt;
 use std::path::Path;
 
 use kvgate_kernels::cpu::gemm::PackedMatrix;
@@ -22,7 +23,6 @@ trait Source {
 }
 
 /// Mixing parameters around a sub-layer, or before the head.
-#[derive(Debug)]
 pub(crate) struct Mixing {
     pub(crate) projection: PackedMatrix,
     pub(crate) base: Vec<f32>,
@@ -30,7 +30,6 @@ pub(crate) struct Mixing {
 }
 
 /// A compressor: projections [coff*dd, d], position bias [m, coff*dd], norm [dd].
-#[derive(Debug)]
 pub(crate) struct CompressorWeights {
     pub(crate) wkv: PackedMatrix,
     pub(crate) wgate: PackedMatrix,
@@ -39,7 +38,6 @@ pub(crate) struct CompressorWeights {
 }
 
 /// The indexer of a ratio-4 layer.
-#[derive(Debug)]
 pub(crate) struct IndexerWeights {
     pub(crate) wq_b: PackedMatrix,
     pub(crate) weights_proj: PackedMatrix,
@@ -47,7 +45,6 @@ pub(crate) struct IndexerWeights {
 }
 
 /// Attention of one layer.
-#[derive(Debug)]
 pub(crate) struct AttentionWeights {
     pub(crate) sinks: Vec<f32>,
     pub(crate) wq_a: PackedMatrix,
@@ -63,7 +60,6 @@ pub(crate) struct AttentionWeights {
 }
 
 /// One expert.
-#[derive(Debug)]
 pub(crate) struct ExpertWeights {
     pub(crate) w1: PackedMatrix,
     pub(crate) w2: PackedMatrix,
@@ -71,7 +67,6 @@ pub(crate) struct ExpertWeights {
 }
 
 /// How a layer picks its experts.
-#[derive(Debug)]
 pub(crate) enum Router {
     /// Expert ids per token id, [V][K].
     Hash(Vec<u32>),
@@ -80,7 +75,6 @@ pub(crate) enum Router {
 }
 
 /// Experts of one layer.
-#[derive(Debug)]
 pub(crate) struct FfnWeights {
     pub(crate) gate: PackedMatrix,
     pub(crate) router: Router,
@@ -89,7 +83,6 @@ pub(crate) struct FfnWeights {
 }
 
 /// One layer.
-#[derive(Debug)]
 pub(crate) struct LayerWeights {
     pub(crate) attn_norm: Vec<f32>,
     pub(crate) ffn_norm: Vec<f32>,
@@ -100,7 +93,6 @@ pub(crate) struct LayerWeights {
 }
 
 /// All weights of a model, with the digest of the stored tensors.
-#[derive(Debug)]
 pub struct Weights {
     pub(crate) embed: Vec<f32>,
     pub(crate) head: PackedMatrix,
@@ -108,6 +100,13 @@ pub struct Weights {
     pub(crate) head_mixing: Mixing,
     pub(crate) layers: Vec<LayerWeights>,
     digest: [u8; 32],
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digest: String = self.digest.iter().map(|b| format!("{b:02x}")).collect();
+        write!(f, "Weights({} layers, sha256 {digest})", self.layers.len())
+    }
 }
 
 impl Weights {
