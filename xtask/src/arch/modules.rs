@@ -15,7 +15,10 @@ const REPORTER: &str = "error";
 /// the engine that drives them, and the fault hooks reach into what they break. A circle that
 /// touches any other module is a complaint.
 const KNOTS: [(&str, &[&str]); 2] = [
-    ("transfer", &["agent", "backend", "engine", "obs", "stream"]),
+    (
+        "transfer",
+        &["agent", "backend", "engine", "mem", "obs", "stream"],
+    ),
     ("transfer", &["barrier", "fault"]),
 ];
 
