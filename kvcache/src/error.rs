@@ -1,9 +1,11 @@
 //! The one error type of this crate.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::ids::LayerId;
-use crate::schema::Space;
+use crate::page::SlotFault;
+use crate::schema::{Component, Space};
 
 /// What went wrong, with the values that say where.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +72,39 @@ pub enum ErrorKind {
         /// Layers of the schema.
         layer_count: u16,
     },
+    /// A slot was not in the state that the step needs.
+    Slot {
+        /// The space of the slot.
+        space: Space,
+        /// Its number.
+        index: u32,
+        /// What did not fit.
+        fault: SlotFault,
+    },
+    /// The pools are registered with an agent already.
+    AlreadyRegistered,
+    /// The pools have no memory (models only).
+    NoMemory,
+    /// A commit that leaves tokens out or does not fit the reservation.
+    CommitGap {
+        /// The layer.
+        layer: LayerId,
+        /// Tokens committed before.
+        committed: u32,
+        /// The tokens of this commit.
+        tokens: Range<u32>,
+        /// Tokens reserved.
+        limit: u32,
+    },
+    /// A write through a lease that only reads.
+    ReadOnly {
+        /// The component.
+        component: Component,
+        /// The layer.
+        layer: LayerId,
+    },
+    /// The transfer crate refused; the source says why.
+    Transfer,
     /// A value of a request that cannot be served.
     InvalidRequest {
         /// What was asked.
@@ -82,10 +117,10 @@ pub enum ErrorKind {
 }
 
 /// An error of the cache: what happened, and the error below it if there is one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<kvgate_transfer::Error>,
 }
 
 impl Error {
@@ -101,7 +136,11 @@ impl Error {
 
     /// Whether the same call can succeed later without any change by the caller.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Exhausted { .. })
+        match (&self.kind, &self.source) {
+            (ErrorKind::Exhausted { .. }, _) => true,
+            (_, Some(source)) => source.is_retryable(),
+            _ => false,
+        }
     }
 }
 
@@ -111,9 +150,29 @@ impl From<ErrorKind> for Error {
     }
 }
 
+impl From<kvgate_transfer::Error> for Error {
+    /// An out-of-memory error keeps its figures; everything else is `Transfer` with its source.
+    fn from(source: kvgate_transfer::Error) -> Error {
+        let kind = match *source.kind() {
+            kvgate_transfer::ErrorKind::OutOfMemory {
+                asked_bytes,
+                available_bytes,
+            } => ErrorKind::OutOfMemory {
+                asked_bytes,
+                available_bytes,
+            },
+            _ => ErrorKind::Transfer,
+        };
+        Error {
+            kind,
+            source: Some(source),
+        }
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        self.source.as_ref().map(|source| source as _)
     }
 }
 
@@ -192,6 +251,26 @@ impl fmt::Display for ErrorKind {
                     "layer {layer} does not exist, the schema has {layer_count}"
                 )
             }
+            ErrorKind::Slot {
+                space,
+                index,
+                fault,
+            } => write!(f, "{space} slot {index}: {fault}"),
+            ErrorKind::AlreadyRegistered => f.write_str("the pools are registered already"),
+            ErrorKind::NoMemory => f.write_str("the pools have no memory"),
+            ErrorKind::CommitGap {
+                layer,
+                committed,
+                tokens,
+                limit,
+            } => write!(
+                f,
+                "layer {layer}: commit of tokens {tokens:?} after {committed}, {limit} are reserved"
+            ),
+            ErrorKind::ReadOnly { component, layer } => {
+                write!(f, "{component} of layer {layer} is leased for reading only")
+            }
+            ErrorKind::Transfer => f.write_str("transfer"),
             ErrorKind::InvalidRequest {
                 field,
                 value,

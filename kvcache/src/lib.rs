@@ -3,16 +3,24 @@
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod block_table;
 pub mod error;
 pub mod fingerprint;
 pub mod geometry;
 pub mod ids;
 pub mod layout;
+pub mod lease;
+pub mod page;
+pub mod pool;
 pub mod schema;
 
+pub use block_table::BlockTable;
 pub use error::{Error, ErrorKind};
 pub use fingerprint::{FieldDifference, Fingerprint};
 pub use geometry::{Formats, IndexKFormat, LatentFormat, V4Geometry, WindowPage, Yarn};
 pub use ids::{Attempt, LayerId, PageId, Room};
 pub use layout::{RowFormat, RowPlace};
+pub use lease::{ComponentView, LayerMut, LayerRef, SourceLease, WriteLease, WrittenLayer};
+pub use pool::drain::DrainingFlight;
+pub use pool::{PoolConfig, PoolSet, PoolStats, SpaceStats};
 pub use schema::{CacheSchema, Component, ComponentRow, LivePage, PoolIndex, Space};

@@ -1,0 +1,104 @@
+//! Which slots a sequence owns, and the tables that views read.
+
+use crate::ids::PageId;
+use crate::schema::{CacheSchema, ComponentRow, PAGE_TOKENS, Space};
+
+/// The slots of one sequence in the three spaces.
+///
+/// Page `i` of `pages` holds tokens `256 i .. 256 i + 255`. `windows` is a ring: the window slot of
+/// token position p is `windows[(p / 256) % windows.len()]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockTable {
+    tokens: u32,
+    ids: [Vec<PageId>; Space::COUNT],
+    /// Slot numbers per space, as views want them.
+    slots: [Vec<u32>; Space::COUNT],
+    /// Physical pages of window pools with several pages per slot.
+    window_parts: Vec<u32>,
+}
+
+impl BlockTable {
+    /// A table for `tokens` tokens over these slots. The other side of a hand-off sends such a list;
+    /// it gives no access to anything.
+    pub fn new(
+        schema: &CacheSchema,
+        tokens: u32,
+        pages: Vec<PageId>,
+        windows: Vec<PageId>,
+        request: PageId,
+    ) -> BlockTable {
+        let ids = [pages, windows, vec![request]];
+        let numbers = |ids: &Vec<PageId>| ids.iter().map(|id| id.index).collect::<Vec<u32>>();
+        let slots = [numbers(&ids[0]), numbers(&ids[1]), numbers(&ids[2])];
+        let parts = PAGE_TOKENS / schema.formats().window_page.rows();
+        let part_pages = |&slot: &u32| (0..parts).map(move |part| slot * parts + part);
+        let window_parts = slots[Space::Window.index()]
+            .iter()
+            .flat_map(part_pages)
+            .collect();
+        BlockTable {
+            tokens,
+            ids,
+            slots,
+            window_parts,
+        }
+    }
+
+    /// Tokens that the sequence may reach, prompt and output.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// The logical pages in token order.
+    pub fn pages(&self) -> &[PageId] {
+        self.slots_of(Space::Page)
+    }
+
+    /// The ring of window slots.
+    pub fn windows(&self) -> &[PageId] {
+        self.slots_of(Space::Window)
+    }
+
+    /// The request slot.
+    pub fn request(&self) -> PageId {
+        self.slots_of(Space::Request)[0]
+    }
+
+    /// The slots in one space.
+    pub fn slots_of(&self, space: Space) -> &[PageId] {
+        &self.ids[space.index()]
+    }
+
+    /// Every slot with its space.
+    pub fn iter(&self) -> impl Iterator<Item = (Space, PageId)> {
+        Space::ALL
+            .into_iter()
+            .flat_map(|space| self.slots_of(space).iter().map(move |id| (space, *id)))
+    }
+
+    /// Number of slots over all spaces.
+    pub fn slot_count(&self) -> usize {
+        self.ids.iter().map(Vec::len).sum()
+    }
+
+    /// The physical pages of one pool, by `ordinal % len`.
+    pub fn table_of(&self, row: &ComponentRow) -> &[u32] {
+        if row.pages_per_slot > 1 {
+            &self.window_parts
+        } else {
+            &self.slots[row.space.index()]
+        }
+    }
+
+    /// The physical page of one pool that holds page `page_ordinal`.
+    pub fn physical_page(&self, row: &ComponentRow, page_ordinal: u32) -> u32 {
+        let table = self.table_of(row);
+        table[page_ordinal as usize % table.len()]
+    }
+
+    /// The slot behind page `page_ordinal` of one pool.
+    pub fn slot_of(&self, row: &ComponentRow, page_ordinal: u32) -> PageId {
+        let slots = self.slots_of(row.space);
+        slots[(page_ordinal / row.pages_per_slot) as usize % slots.len()]
+    }
+}

@@ -1,0 +1,229 @@
+//! [`WriteLease`]: the right to fill slots from this process, and [`WrittenLayer`], the witness that
+//! a layer has been filled.
+
+use std::fmt;
+use std::ops::Range;
+
+use kvgate_transfer::sync::Arc;
+use kvgate_transfer::{Epoch, FlightLedger};
+
+use crate::block_table::BlockTable;
+use crate::error::{Error, ErrorKind};
+use crate::ids::{LayerId, Room};
+use crate::lease::tenancy::{Pin, Tenancy};
+use crate::lease::view::LayerMut;
+use crate::pool::drain::DrainingFlight;
+
+/// Reserved slots of all components and the only right to write them.
+///
+/// Ends with [`WriteLease::close`], or by being dropped: then the slots are parked until the posted
+/// operations that read them are terminal.
+#[must_use = "dropping a write lease gives its slots up"]
+pub struct WriteLease {
+    /// `None` once it was ended or turned into a flight.
+    tenancy: Option<Arc<Tenancy>>,
+    /// Tokens committed per layer, from 0.
+    committed: Vec<u32>,
+    source: Option<Arc<Pin>>,
+}
+
+/// Witness that the rows of one layer for `tokens` are written, ordered before whoever holds it.
+///
+/// It comes from [`WriteLease::commit_layer`] only.
+#[must_use = "a layer can be sent only with its witness"]
+pub struct WrittenLayer {
+    layer: LayerId,
+    tokens: Range<u32>,
+    /// Keeps the written pages: whoever can send them can also read them.
+    source: SourceLease,
+}
+
+/// Keeps the slots of a write lease until it is dropped: what a posted operation holds while it reads
+/// its source. Cheap to clone.
+#[derive(Clone)]
+#[must_use = "the slots are kept only while this lives"]
+pub struct SourceLease {
+    pin: Arc<Pin>,
+}
+
+impl WriteLease {
+    pub(crate) fn new(tenancy: Arc<Tenancy>) -> WriteLease {
+        let committed = vec![0; usize::from(tenancy.pools.schema.layer_count())];
+        WriteLease {
+            tenancy: Some(tenancy),
+            committed,
+            source: None,
+        }
+    }
+
+    /// The slots.
+    pub fn block_table(&self) -> &BlockTable {
+        &self.tenancy().table
+    }
+
+    /// The request they belong to.
+    pub fn room(&self) -> Room {
+        self.tenancy().room
+    }
+
+    /// Number of this reservation; its pools never use it twice.
+    pub fn number(&self) -> Epoch {
+        self.tenancy().number()
+    }
+
+    /// What may still touch the slots from this process. Pass it with every post of them.
+    pub fn ledger(&self) -> &Arc<FlightLedger> {
+        &self.tenancy().ledger
+    }
+
+    /// The pages of one layer, to write and to read what was written.
+    ///
+    /// # Errors
+    /// `UnknownLayer`.
+    pub fn layer_mut(&mut self, layer: LayerId) -> Result<LayerMut<'_>, Error> {
+        let tenancy = self.tenancy();
+        tenancy.pools.schema.check_layer(layer)?;
+        Ok(LayerMut::new(&tenancy.pools, &tenancy.table, layer))
+    }
+
+    /// States that the rows of one layer for `tokens` are written by this thread, or by threads that
+    /// it has joined. The witness covers everything committed so far.
+    ///
+    /// # Errors
+    /// `UnknownLayer`; `CommitGap` when tokens between the last commit and this one are missing or
+    /// the range does not fit the reservation; `Slot` when a reader count is full.
+    pub fn commit_layer(
+        &mut self,
+        layer: LayerId,
+        tokens: Range<u32>,
+    ) -> Result<WrittenLayer, Error> {
+        self.tenancy().pools.schema.check_layer(layer)?;
+        let done = self.committed[layer.index()];
+        let limit = self.block_table().tokens();
+        if tokens.start > done || tokens.end < done.max(1) || tokens.end > limit {
+            return Err(ErrorKind::CommitGap {
+                layer,
+                committed: done,
+                tokens,
+                limit,
+            }
+            .into());
+        }
+        let source = self.source_lease()?;
+        self.committed[layer.index()] = tokens.end;
+        Ok(WrittenLayer {
+            layer,
+            tokens: 0..tokens.end,
+            source,
+        })
+    }
+
+    /// Tokens of a layer that have been committed.
+    pub fn committed_tokens(&self, layer: LayerId) -> u32 {
+        self.committed.get(layer.index()).copied().unwrap_or(0)
+    }
+
+    /// Keeps the slots beyond this lease, for operations that read them.
+    ///
+    /// # Errors
+    /// `Slot` when a reader count is full.
+    pub fn source_lease(&mut self) -> Result<SourceLease, Error> {
+        let pin = match &self.source {
+            Some(pin) => pin.clone(),
+            None => {
+                let pin = Arc::new(Pin::new(self.tenancy())?);
+                self.source = Some(pin.clone());
+                pin
+            }
+        };
+        Ok(SourceLease { pin })
+    }
+
+    /// Ends the lease. The slots are free once the operations that read them are terminal.
+    pub fn close(mut self) -> DrainingFlight {
+        let tenancy = self.take();
+        let parked = tenancy.end(None);
+        DrainingFlight::new(tenancy.pools.clone(), parked)
+    }
+
+    /// Takes the slots out; the lease then ends without draining them.
+    pub(crate) fn take(&mut self) -> Arc<Tenancy> {
+        self.source = None;
+        self.tenancy
+            .take()
+            .expect("I-10: a write lease is ended once, by value or by drop")
+    }
+
+    /// Puts the slots back after a step that did not happen.
+    pub(crate) fn restore(&mut self, tenancy: Arc<Tenancy>) {
+        self.tenancy = Some(tenancy);
+    }
+
+    fn tenancy(&self) -> &Arc<Tenancy> {
+        self.tenancy
+            .as_ref()
+            .expect("I-10: a write lease is ended once, by value or by drop")
+    }
+}
+
+impl Drop for WriteLease {
+    fn drop(&mut self) {
+        self.source = None;
+        if let Some(tenancy) = self.tenancy.take() {
+            tenancy.pools.park(tenancy.end(None));
+        }
+    }
+}
+
+impl fmt::Debug for WriteLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteLease")
+            .field("tenancy", &self.tenancy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WrittenLayer {
+    /// The layer.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// The tokens whose rows are written.
+    pub fn tokens(&self) -> Range<u32> {
+        self.tokens.clone()
+    }
+
+    /// Keeps the written pages for an operation that reads them.
+    pub fn source(&self) -> &SourceLease {
+        &self.source
+    }
+}
+
+impl fmt::Debug for WrittenLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WrittenLayer")
+            .field("layer", &self.layer)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SourceLease {
+    pub(crate) fn tenancy(&self) -> &Tenancy {
+        &self.pin.tenancy
+    }
+
+    /// The slots it keeps.
+    pub fn block_table(&self) -> &BlockTable {
+        &self.pin.tenancy.table
+    }
+}
+
+impl fmt::Debug for SourceLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SourceLease")
+            .field("tenancy", &self.pin.tenancy)
+            .finish()
+    }
+}
