@@ -17,6 +17,7 @@ use crate::bridge::{self, CompressedPages};
 use crate::caches::LayerCaches;
 use crate::dsv4::Model;
 use crate::error::{ErrorKind, ModelError};
+use crate::standin::LayerMut;
 use crate::weights::safetensors::{SafetensorsFile, Tensor};
 
 /// The state after `tokens` tokens.
@@ -146,35 +147,38 @@ impl DecodeState {
     /// # Errors
     /// The caches refuse.
     pub fn store(&self, model: &Model, caches: &mut dyn LayerCaches) -> Result<(), ModelError> {
+        for index in 0..model.config().num_hidden_layers as u16 {
+            self.store_layer(model, index, &mut caches.layer(LayerId(index))?)?;
+            caches.layer_done(LayerId(index), 0..self.tokens)?;
+        }
+        Ok(())
+    }
+
+    fn store_layer(
+        &self,
+        model: &Model,
+        index: u16,
+        view: &mut LayerMut<'_>,
+    ) -> Result<(), ModelError> {
         let config = model.config();
-        for (index, ratio) in config.compress_ratios.iter().enumerate() {
-            let layer = LayerId(index as u16);
-            let p = format!("layers.{index}");
-            let mut view = caches.layer(layer)?;
-            let mut pages = bridge::layer_pages(&mut view, config, layer.0)?;
-            let window = self.tokens.min(config.sliding_window);
-            let rows = self.values(&format!("{p}.window_kv"));
-            store_rows(&mut pages.swa, self.tokens - window, &rows)?;
-            if let Some(c4) = &mut pages.c4 {
-                self.store_overlapping(&format!("{p}.comp"), config.head_dim, c4)?;
+        let p = format!("layers.{index}");
+        let mut pages = bridge::layer_pages(view, config, index)?;
+        let window = self.tokens.min(config.sliding_window);
+        let rows = self.values(&format!("{p}.window_kv"));
+        store_rows(&mut pages.swa, self.tokens - window, &rows)?;
+        if let Some(c4) = &mut pages.c4 {
+            self.store_overlapping(&format!("{p}.comp"), config.head_dim, c4)?;
+        }
+        if let Some(pages) = &mut pages.index {
+            self.store_overlapping(&format!("{p}.index"), config.index_head_dim, pages)?;
+        }
+        if let Some(c128) = &mut pages.c128 {
+            let entries = self.values(&format!("{p}.comp.entries"));
+            store_rows(&mut c128.entries, 0, &entries)?;
+            if !self.tokens.is_multiple_of(128) {
+                let open = self.online(model, index);
+                c128.state.store_row(self.tokens / 128, &open)?;
             }
-            if let Some(index_pages) = &mut pages.index {
-                self.store_overlapping(&format!("{p}.index"), config.index_head_dim, index_pages)?;
-            }
-            if let Some(c128) = &mut pages.c128 {
-                store_rows(
-                    &mut c128.entries,
-                    0,
-                    &self.values(&format!("{p}.comp.entries")),
-                )?;
-                if !self.tokens.is_multiple_of(*ratio) {
-                    c128.state
-                        .store_row(self.tokens / 128, &self.online(model, layer.0))?;
-                }
-            }
-            drop(pages);
-            drop(view);
-            caches.layer_done(layer, 0..self.tokens)?;
         }
         Ok(())
     }

@@ -8,10 +8,13 @@ use kvgate_model::safetensors::SafetensorsFile;
 use kvgate_model::{Config, DecodeState, Model, Weights};
 use serde_json::{Value, json};
 
+/// Rows of a tensor of the state.
+type Rows<'a> = (&'a str, std::ops::Range<usize>);
+
 const STATE_TOKENS: usize = 131;
 
 /// Continues prompt a from the stored state with rows of one tensor zeroed, token by token.
-fn resume(name: &str, model: &Model, damaged: &[(&str, std::ops::Range<usize>)]) -> Vec<f32> {
+fn resume(name: &str, model: &Model, damaged: &[Rows<'_>]) -> Vec<f32> {
     let mut tensors = SafetensorsFile::open(&fixture(name).join("handoff.safetensors"))
         .unwrap()
         .read_all()
@@ -42,14 +45,14 @@ fn first_change(a: &[f32], b: &[f32], vocabulary: usize, limit: f32) -> Option<u
 fn check(name: &str, window: usize, weakest: [f32; 6]) {
     let model = Model::load(&fixture(name)).unwrap();
     let want = resume(name, &model, &[]);
-    let change = |damaged: &[(&str, std::ops::Range<usize>)]| {
+    let change = |damaged: &[Rows<'_>]| {
         let got = resume(name, &model, damaged);
         (
             max_change(&want, &got),
             first_change(&want, &got, 160, 1e-5),
         )
     };
-    let cases: [(&[(&str, std::ops::Range<usize>)], usize); 6] = [
+    let cases: [(&[Rows<'_>], usize); 6] = [
         (&[("layers.1.index.entries", 0..16)], 131),
         (&[("layers.1.index.entries", 31..32)], 150),
         (&[("layers.1.comp.overlap_kv", 0..1)], 132),

@@ -275,11 +275,7 @@ pub(crate) struct Gather<'a> {
 
 impl Gather<'_> {
     fn check(&self) {
-        let rows = if self.width == 0 {
-            0
-        } else {
-            self.keys.len() / self.width
-        };
+        let rows = self.keys.len().checked_div(self.width).unwrap_or(0);
         assert!(self.width.is_multiple_of(LANES), "I-16: whole vectors");
         assert!(
             self.picks.iter().all(|p| (*p as usize) < rows),

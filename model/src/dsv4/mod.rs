@@ -211,15 +211,15 @@ impl Model {
         };
         let mut streams = self.embed(ids);
         for index in 0..self.config.num_hidden_layers as u16 {
-            let mut view = caches.layer(LayerId(index))?;
-            let mut pages = bridge::layer_pages(&mut view, &self.config, index)?;
-            let mut probe = LayerProbe {
-                layer: index,
-                probe: probe.as_deref_mut(),
-            };
-            self.layer(index, &span, &mut streams, &mut pages, &mut probe)?;
-            drop(pages);
-            drop(view);
+            {
+                let mut view = caches.layer(LayerId(index))?;
+                let mut pages = bridge::layer_pages(&mut view, &self.config, index)?;
+                let mut probe = LayerProbe {
+                    layer: index,
+                    probe: probe.as_deref_mut(),
+                };
+                self.layer(index, &span, &mut streams, &mut pages, &mut probe)?;
+            }
             caches.layer_done(LayerId(index), positions.clone())?;
         }
         self.logits(&streams, want)

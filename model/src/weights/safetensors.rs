@@ -383,7 +383,7 @@ pub fn write_file<'a>(
         offset = end;
     }
     let mut text = serde_json::Value::Object(header).to_string();
-    while text.len() % 8 != 0 {
+    while !text.len().is_multiple_of(8) {
         text.push(' ');
     }
     let io = |e| ModelError::io(path, e);

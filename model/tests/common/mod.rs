@@ -7,14 +7,14 @@ use kvgate_kvcache::{CacheSchema, Formats, IndexKFormat, LatentFormat, WindowPag
 use kvgate_model::safetensors::SafetensorsFile;
 use kvgate_model::{Config, Logits, Model, MonoCaches};
 
-pub const F32: Formats = Formats {
+pub(crate) const F32: Formats = Formats {
     latent: LatentFormat::F32,
     index_k: IndexKFormat::F32,
     window_page: WindowPage::P64,
 };
 
 /// Every combination of storage formats of the real head geometry.
-pub fn all_formats() -> Vec<Formats> {
+pub(crate) fn all_formats() -> Vec<Formats> {
     let mut all = Vec::new();
     for latent in [LatentFormat::PackedFp8, LatentFormat::F32] {
         for index_k in [IndexKFormat::Bf16, IndexKFormat::Fp8, IndexKFormat::F32] {
@@ -30,20 +30,20 @@ pub fn all_formats() -> Vec<Formats> {
     all
 }
 
-pub fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
         .join(name)
 }
 
-pub fn caches(model: &Model, formats: &Formats, tokens: usize) -> MonoCaches {
+pub(crate) fn caches(model: &Model, formats: &Formats, tokens: usize) -> MonoCaches {
     let geometry = model.config().geometry(model.weights().digest());
     let schema = CacheSchema::deepseek_v4(&geometry, formats).unwrap();
     MonoCaches::new(&schema, tokens as u32).unwrap()
 }
 
 /// Logits of ids[start..], in calls that end at `ends`.
-pub fn run(
+pub(crate) fn run(
     model: &Model,
     caches: &mut MonoCaches,
     ids: &[u32],
@@ -62,7 +62,7 @@ pub fn run(
     logits
 }
 
-pub fn ids_of(path: PathBuf, tensor: &str) -> Vec<u32> {
+pub(crate) fn ids_of(path: PathBuf, tensor: &str) -> Vec<u32> {
     let values = SafetensorsFile::open(&path)
         .unwrap()
         .read(tensor)
@@ -72,7 +72,7 @@ pub fn ids_of(path: PathBuf, tensor: &str) -> Vec<u32> {
     values.iter().map(|v| *v as u32).collect()
 }
 
-pub fn floats_of(path: PathBuf, tensor: &str) -> Vec<f32> {
+pub(crate) fn floats_of(path: PathBuf, tensor: &str) -> Vec<f32> {
     SafetensorsFile::open(&path)
         .unwrap()
         .read(tensor)
@@ -82,7 +82,7 @@ pub fn floats_of(path: PathBuf, tensor: &str) -> Vec<f32> {
 }
 
 /// Token ids without a pattern.
-pub fn noise_ids(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
+pub(crate) fn noise_ids(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..count)
         .map(|_| {
@@ -94,11 +94,11 @@ pub fn noise_ids(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-pub fn bits(x: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-pub fn max_change(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn max_change(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)
@@ -107,7 +107,7 @@ pub fn max_change(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// A model of a few kilobytes with every kind of layer.
-pub fn small_config() -> Config {
+pub(crate) fn small_config() -> Config {
     Config {
         vocab_size: 20,
         hidden_size: 12,
