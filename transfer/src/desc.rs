@@ -86,7 +86,8 @@ impl DescriptorList {
         self.incarnation
     }
 
-    pub(crate) fn runs(&self) -> &[SlotRange] {
+    #[cfg(all(test, not(kv_loom)))]
+    fn runs(&self) -> &[SlotRange] {
         &self.runs
     }
 }

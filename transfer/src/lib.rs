@@ -95,6 +95,7 @@ pub mod fault;
 mod fault;
 mod ids;
 #[allow(unsafe_code)]
+#[cfg_attr(kv_loom, allow(dead_code))]
 mod mem;
 mod obs;
 mod source;
@@ -105,6 +106,8 @@ mod visibility;
 
 #[cfg(not(kv_loom))]
 pub use agent::Address;
+#[cfg(kv_loom)]
+pub use agent::ModelPeer;
 pub use agent::{
     Agent, AgentBuilder, AgentEvent, Arrival, Draining, Expectation, MemoryRegion, PeerInfo,
     PeerState, PostError, PostOptions, RemotePoolInfo,

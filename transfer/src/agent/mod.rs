@@ -10,13 +10,13 @@ pub(crate) mod expect;
 mod fields;
 #[cfg(not(kv_loom))]
 mod links;
+#[cfg_attr(kv_loom, allow(dead_code))]
 pub(crate) mod metadata;
+#[cfg(kv_loom)]
+mod model;
 mod post;
 mod region;
-#[cfg(not(kv_loom))]
-pub(crate) mod wire;
-#[cfg(kv_loom)]
-#[allow(dead_code)]
+#[cfg_attr(kv_loom, allow(dead_code))]
 pub(crate) mod wire;
 #[cfg(all(test, not(kv_loom)))]
 mod wire_tests;
@@ -29,6 +29,8 @@ use bytes::Bytes;
 pub use address::Address;
 pub use events::AgentEvent;
 pub use expect::{Draining, Expectation};
+#[cfg(kv_loom)]
+pub use model::ModelPeer;
 pub use post::{PostError, PostOptions};
 pub use region::MemoryRegion;
 

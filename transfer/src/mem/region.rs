@@ -39,7 +39,7 @@ pub(crate) struct RegionCore {
 /// Keeps a region from being closed while an operation touches it.
 #[derive(Debug)]
 #[must_use]
-pub struct RegionHold(Arc<RegionCore>);
+pub(crate) struct RegionHold(Arc<RegionCore>);
 
 impl RegionCore {
     /// Checks the pools against the memory. `first_pool` is the id of the first one.
