@@ -3,7 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::ids::LayerId;
+use kvgate_transfer::BarrierError;
+
+use crate::ids::{LayerId, Room};
 use crate::page::SlotFault;
 use crate::schema::{Component, Space};
 
@@ -103,6 +105,36 @@ pub enum ErrorKind {
         /// The layer.
         layer: LayerId,
     },
+    /// The gate of a layer did not open.
+    Gate {
+        /// The layer.
+        layer: LayerId,
+        /// What the barrier says.
+        error: BarrierError,
+    },
+    /// The append right of a flight is taken.
+    AppendTaken {
+        /// The request.
+        room: Room,
+    },
+    /// A witness of another flight was shown.
+    OtherFlight {
+        /// The request of the flight that was asked.
+        room: Room,
+    },
+    /// A written layer does not cover what is to be sent.
+    NotWritten {
+        /// The layer of the witness.
+        layer: LayerId,
+        /// Tokens that must be written.
+        needed_tokens: u32,
+        /// Tokens that it proves.
+        written_tokens: u32,
+    },
+    /// The pools are not registered with an agent.
+    NotRegistered,
+    /// The flight is armed already.
+    AlreadyArmed,
     /// The transfer crate refused; the source says why.
     Transfer,
     /// A value of a request that cannot be served.
@@ -270,6 +302,21 @@ impl fmt::Display for ErrorKind {
             ErrorKind::ReadOnly { component, layer } => {
                 write!(f, "{component} of layer {layer} is leased for reading only")
             }
+            ErrorKind::Gate { layer, error } => write!(f, "gate of layer {layer}: {error}"),
+            ErrorKind::AppendTaken { room } => write!(f, "somebody else appends to request {room}"),
+            ErrorKind::OtherFlight { room } => {
+                write!(f, "the witness is not of the flight of request {room}")
+            }
+            ErrorKind::NotWritten {
+                layer,
+                needed_tokens,
+                written_tokens,
+            } => write!(
+                f,
+                "layer {layer} needs {needed_tokens} written tokens, the witness proves {written_tokens}"
+            ),
+            ErrorKind::NotRegistered => f.write_str("the pools are not registered with an agent"),
+            ErrorKind::AlreadyArmed => f.write_str("the flight is armed already"),
             ErrorKind::Transfer => f.write_str("transfer"),
             ErrorKind::InvalidRequest {
                 field,

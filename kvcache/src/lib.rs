@@ -4,6 +4,7 @@
 #![deny(missing_docs)]
 
 pub mod block_table;
+pub mod canary;
 pub mod error;
 pub mod fingerprint;
 pub mod geometry;
@@ -11,6 +12,7 @@ pub mod ids;
 pub mod layout;
 pub mod lease;
 pub mod page;
+pub mod plan;
 pub mod pool;
 pub mod schema;
 
@@ -19,8 +21,13 @@ pub use error::{Error, ErrorKind};
 pub use fingerprint::{FieldDifference, Fingerprint};
 pub use geometry::{Formats, IndexKFormat, LatentFormat, V4Geometry, WindowPage, Yarn};
 pub use ids::{Attempt, LayerId, PageId, Room};
+pub use kvgate_transfer::MemoryKind;
 pub use layout::{RowFormat, RowPlace};
-pub use lease::{ComponentView, LayerMut, LayerRef, SourceLease, WriteLease, WrittenLayer};
+pub use lease::{
+    AllReady, AppendLease, ComponentView, InFlight, LayerMut, LayerRef, PageLease, ReadyLayer,
+    SourceLease, WriteLease, WrittenLayer,
+};
+pub use plan::{KvPost, PageMove, PlannedChunk, PostTarget, TransferPlan, WriterLayers};
 pub use pool::drain::DrainingFlight;
 pub use pool::{PoolConfig, PoolSet, PoolStats, SpaceStats};
 pub use schema::{CacheSchema, Component, ComponentRow, LivePage, PoolIndex, Space};

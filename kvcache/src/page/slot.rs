@@ -182,6 +182,21 @@ impl Slot {
         })
     }
 
+    /// `InFlight(g, n, r) → Reserved(g, r)`: the promise was not completed and nobody was told of it.
+    ///
+    /// # Errors
+    /// `OtherGeneration`, `WrongPhase`.
+    pub fn unexpect_writers(&self, generation: u32) -> Result<(), SlotFault> {
+        self.change(generation, |state| match state.phase {
+            Phase::InFlight => Ok(SlotState {
+                phase: Phase::Reserved,
+                writers: 0,
+                ..state
+            }),
+            _ => Err(SlotFault::WrongPhase(state)),
+        })
+    }
+
     /// One expected writer is quiet; the phase stays.
     ///
     /// # Errors
