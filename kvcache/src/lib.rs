@@ -8,6 +8,7 @@ pub mod canary;
 pub mod error;
 pub mod fingerprint;
 pub mod geometry;
+pub mod handoff;
 pub mod ids;
 pub mod layout;
 pub mod lease;
