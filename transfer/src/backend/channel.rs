@@ -292,11 +292,21 @@ impl Receiver {
         Ok(())
     }
 
+    /// Whether the caller is that thread: a link that is closed from inside one of its own events.
+    pub(crate) fn is_current(&self) -> bool {
+        let thread = self.thread.lock();
+        thread
+            .as_ref()
+            .is_some_and(|handle| handle.thread().id() == thread::current().id())
+    }
+
     /// Waits for its end, unless called by itself. Its waits have been ended before.
     pub(crate) fn join(&self) {
+        if self.is_current() {
+            return;
+        }
         let taken = self.thread.lock().take();
-        if let Some(handle) = taken.filter(|handle| handle.thread().id() != thread::current().id())
-        {
+        if let Some(handle) = taken {
             // A panic of the thread was reported by its own hook.
             let _ = handle.join();
         }
@@ -318,6 +328,10 @@ pub(crate) fn receive(
     reception: &mut dyn Reception,
 ) -> Result<(), StreamEnd> {
     loop {
+        // Also with a frame in the buffer: a callback may just have closed the link.
+        if bounds.is_stopped() {
+            return Err(StreamEnd::Stopped);
+        }
         match reader.next(&channel.socket, bounds)? {
             Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
             Frame::Message(bytes) => events.message(peer, bytes),

@@ -137,6 +137,8 @@ struct Shared {
     is_closing: AtomicBool,
     /// The peer has promised to store no more.
     has_bye: AtomicBool,
+    /// The peer's end of the socket is closed: its process ends now, or has broken the protocol.
+    has_hung_up: AtomicBool,
 }
 
 impl ShmLink {
@@ -161,6 +163,7 @@ impl ShmLink {
                 _memories: memories,
                 is_closing: AtomicBool::new(false),
                 has_bye: AtomicBool::new(false),
+                has_hung_up: AtomicBool::new(false),
             }),
             receiver: Receiver::new(),
             reader: Mutex::new(Some(reader)),
@@ -189,12 +192,14 @@ impl Shared {
             };
             end = channel::receive(channel, &mut reader, last, (peer, events), &mut NoWrites);
         }
+        let is_silent = matches!(end, Err(StreamEnd::Stopped | StreamEnd::TimedOut));
+        self.has_hung_up
+            .store(end.is_err() && !is_silent, Ordering::Release);
         self.has_bye.store(end.is_ok(), Ordering::Release);
         self.stop_storing();
         channel.socket.shutdown();
         if !was_closed_here {
-            let quiesce = self.proof(Deadline::after_ms(DEATH_PATIENCE_MS));
-            events.down(peer, channel::cause(end), quiesce);
+            events.down(peer, channel::cause(end), self.proof());
         }
     }
 
@@ -206,7 +211,13 @@ impl Shared {
         self.channel.farewell(wire::append_bye);
     }
 
-    fn proof(&self, deadline: Deadline) -> Quiesce {
+    /// Waits only for the process behind a socket that was closed without a goodbye.
+    fn proof(&self) -> Quiesce {
+        let patience_ms = match self.has_hung_up.load(Ordering::Acquire) {
+            true => DEATH_PATIENCE_MS,
+            false => 0,
+        };
+        let deadline = Deadline::after_ms(patience_ms);
         if self.has_bye.load(Ordering::Acquire) || self.process.has_ended(deadline) {
             return Quiesce::Proven;
         }
@@ -311,7 +322,7 @@ impl Link for ShmLink {
     }
 
     fn quiesce(&self) -> Quiesce {
-        self.shared.proof(Deadline::now())
+        self.shared.proof()
     }
 
     fn close(&self) {

@@ -197,6 +197,10 @@ impl Link for TcpLink {
         channel.close();
         channel.farewell(wire::append_bye);
         channel.socket.shutdown();
+        if self.receiver.is_current() {
+            // An event is told between two frames, and after the signal none is read.
+            self.shared.is_past.store(true, Ordering::Release);
+        }
         self.receiver.join();
     }
 }
