@@ -4,11 +4,10 @@
 //! width the layer computes with, and hands the kernels a [`PagedMut`] that lives as long as the view.
 
 use kvgate_kernels::{PagedMut, PagedRef, Placement, RowEncoding};
-use kvgate_kvcache::{Component, RowFormat};
+use kvgate_kvcache::{Component, ComponentView, LayerMut, RowFormat};
 
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::standin::{ComponentView, LayerMut};
 
 /// The pages of one layer, as the forward pass uses them.
 #[derive(Debug)]
@@ -116,10 +115,10 @@ fn paged<'a>(
             "the view lacks this component",
         ));
     };
-    if !v.writable {
+    if !v.is_writable() {
         return Err(ModelError::cache(layer, id, "the view is read-only"));
     }
-    let encoding = encoding(v.format);
+    let encoding = encoding(v.format());
     if encoding.channels() != channels as usize {
         let reason = format!(
             "rows of {} channels, expected {channels}",
@@ -127,30 +126,30 @@ fn paged<'a>(
         );
         return Err(ModelError::cache(layer, id, reason));
     }
+    if v.base_ptr().is_null() {
+        return Err(ModelError::cache(layer, id, "the pools have no memory"));
+    }
     let placement = placement(&v, encoding)?;
     // SAFETY: I-1, I-19: the view comes from a write or append lease of this sequence, borrowed for 'a,
     // so its pages are live and nobody else touches them; each component is taken once per call, and
     // components have separate pools. I-16: base, stride and slot count are the pool's own.
-    Ok(unsafe { PagedMut::from_raw(v.base, placement) }?)
+    Ok(unsafe { PagedMut::from_raw(v.base_ptr(), placement) }?)
 }
 
 fn placement<'a>(
     v: &ComponentView<'a>,
     encoding: RowEncoding,
 ) -> Result<Placement<'a>, ModelError> {
-    let stride_bytes = usize::try_from(v.stride_bytes).map_err(|_| {
-        ModelError::input(
-            "page stride bytes",
-            v.stride_bytes,
-            "a stride of this address space",
-        )
+    let stride_bytes = usize::try_from(v.stride_bytes()).map_err(|_| {
+        let expected = "a stride of this address space";
+        ModelError::input("page stride bytes", v.stride_bytes(), expected)
     })?;
     Ok(Placement {
         stride_bytes,
-        slot_count: v.slot_count,
-        rows_per_page: v.rows_per_page,
-        entries_per_page: v.entries_per_page,
-        table: v.table,
+        slot_count: v.slot_count(),
+        rows_per_page: v.rows_per_page(),
+        entries_per_page: v.entries_per_page(),
+        table: v.table(),
         encoding,
     })
 }

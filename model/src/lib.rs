@@ -16,8 +16,6 @@ mod config;
 mod dsv4;
 mod error;
 mod probe;
-#[doc(hidden)]
-pub mod standin;
 mod state;
 mod weights;
 

@@ -11,13 +11,12 @@ use std::path::Path;
 use kvgate_kernels::cpu::compress::{OnlinePool, Source};
 use kvgate_kernels::cpu::hadamard::hadamard;
 use kvgate_kernels::{PagedMut, PagedRef};
-use kvgate_kvcache::LayerId;
+use kvgate_kvcache::{LayerId, LayerMut};
 
 use crate::bridge::{self, CompressedPages};
 use crate::caches::LayerCaches;
 use crate::dsv4::Model;
 use crate::error::{ErrorKind, ModelError};
-use crate::standin::LayerMut;
 use crate::weights::safetensors::{SafetensorsFile, Tensor};
 
 /// The state after `tokens` tokens.

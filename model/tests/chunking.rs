@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use kvgate_kernels::Isa;
-use kvgate_kvcache::Formats;
-use kvgate_model::{Config, DecodeState, Model, Weights};
+use kvgate_kvcache::{Component, Formats, LayerId};
+use kvgate_model::{Config, DecodeState, LayerCaches, Model, MonoCaches, Weights};
 
 /// Compares logits and final rows of several chunkings with the first one.
 fn assert_equal(model: &Model, formats: &Formats, ids: &[u32], chunkings: &[Vec<usize>]) {
@@ -106,6 +106,44 @@ fn odd_windows() {
             &ids,
             &[ends_of(1000, 1000), ends_of(1000, 1), ends_of(1000, 333)],
         );
+    }
+}
+
+/// Fills every row of the caches with bytes that decode to NaN in every format.
+fn poison(model: &Model, caches: &mut MonoCaches) {
+    for layer in 0..model.config().num_hidden_layers as u16 {
+        let view = caches.layer(LayerId(layer)).unwrap();
+        for component in Component::ALL {
+            let Some(mut rows) = view.component(component) else {
+                continue;
+            };
+            let image = vec![0xFF; rows.row_image_bytes()];
+            for page in 0..rows.table().len() as u32 {
+                for row in 0..rows.rows_per_page() {
+                    let entry = page.wrapping_mul(rows.entries_per_page()).wrapping_add(row);
+                    rows.write_row(entry, &image).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// No row is read that this sequence has not written.
+#[test]
+fn rows_of_a_former_owner_are_never_read() {
+    let model = Model::tiny_v4(2).unwrap();
+    let ids = noise_ids(600, 320, 11);
+    for formats in [Formats::default(), F32] {
+        for ends in [ends_of(600, 200), ends_of(600, 600)] {
+            let run_in = |is_poisoned: bool| {
+                let mut caches = caches(&model, &formats, ids.len());
+                if is_poisoned {
+                    poison(&model, &mut caches);
+                }
+                bits(&run(&model, &mut caches, &ids, 0, &ends))
+            };
+            assert!(run_in(true) == run_in(false), "{formats:?}");
+        }
     }
 }
 
