@@ -374,6 +374,7 @@ impl Agent {
 
     /// What was counted so far.
     pub fn counters(&self) -> Counters {
+        self.engine().sweep_regions();
         let mut counters = self.engine().counters.snapshot();
         let regions = self.engine().regions.all();
         counters.draining_regions =

@@ -135,6 +135,7 @@ impl Agent {
             _outstanding: outstanding,
         };
         let operation = Arc::new(Operation::new(
+            peer.id,
             posted,
             transfer.descriptor_count(),
             resources,
@@ -150,9 +151,9 @@ impl Agent {
         if let Err(error) = peer.queue.push_operation(operation.clone()) {
             // The connection ended between the reservation and here: the operation was admitted and has
             // failed, which the handle tells.
-            engine.end(&peer, &operation, Err(error));
+            engine.end(&operation, Err(error));
         }
-        Ok(TransferHandle::new(operation))
+        Ok(TransferHandle::new(operation, engine.clone()))
     }
 
     /// Announces an arrival that no operation stands behind.

@@ -8,6 +8,7 @@ use crate::{
     error::{Error, ErrorKind},
     ids::{PoolId, RegionId},
     mem::region::RegionCore,
+    obs::Event,
     sync::Arc,
 };
 
@@ -60,13 +61,18 @@ impl MemoryRegion {
             };
             return Err((self, error.into()));
         }
-        self.engine.sweep_regions();
+        self.core.release();
+        self.engine.regions.remove(self.core.id);
+        self.engine.record(|| Event::RegionClosed {
+            region: self.core.id,
+        });
         Ok(())
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
+        self.core.orphan();
         self.engine.revoke_region(&self.core);
         self.engine.sweep_regions();
     }

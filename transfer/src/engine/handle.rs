@@ -21,9 +21,9 @@ use crate::{
     backend::PostedOp,
     barrier::waiters::Waiters,
     deadline::Deadline,
-    engine::{peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
+    engine::{Engine, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
     error::{Cause, Error, ErrorKind},
-    ids::OpId,
+    ids::{OpId, PeerId},
     mem::region::RegionHold,
     sync::Arc,
     visibility::Visibility,
@@ -68,6 +68,7 @@ enum Phase {
 
 /// One operation of one peer.
 pub(crate) struct Operation {
+    pub(crate) peer: PeerId,
     pub(crate) posted: PostedOp,
     pub(crate) descriptor_count: u64,
     phase: Waiters<Phase>,
@@ -77,6 +78,7 @@ pub(crate) struct Operation {
 
 impl Operation {
     pub(crate) fn new(
+        peer: PeerId,
         posted: PostedOp,
         descriptor_count: u64,
         resources: Resources,
@@ -93,6 +95,7 @@ impl Operation {
             Phase::Queued(resources)
         };
         Self {
+            peer,
             posted,
             descriptor_count,
             phase: Waiters::new(phase),
@@ -116,19 +119,23 @@ impl Operation {
             })
     }
 
-    /// Ends it, unless it has ended. `true` for the caller that did.
-    pub(crate) fn end(&self, result: Result<Visibility, Error>) -> bool {
-        self.end_if(result, |_| true)
+    /// Ends it, unless it has ended. `count` runs for the caller that did, before anybody sees the end.
+    pub(crate) fn end(&self, result: Result<Visibility, Error>, count: impl FnOnce()) {
+        self.end_if(result, |_| true, count);
     }
 
     /// Ends it if nobody has started it.
-    pub(crate) fn cancel(&self) -> bool {
-        self.end_if(Err(ErrorKind::Cancelled.into()), |phase| {
-            matches!(phase, Phase::Queued(_))
-        })
+    pub(crate) fn cancel(&self, count: impl FnOnce()) {
+        let is_queued = |phase: &Phase| matches!(phase, Phase::Queued(_));
+        self.end_if(Err(ErrorKind::Cancelled.into()), is_queued, count);
     }
 
-    fn end_if(&self, result: Result<Visibility, Error>, may: impl FnOnce(&Phase) -> bool) -> bool {
+    fn end_if(
+        &self,
+        result: Result<Visibility, Error>,
+        may: impl FnOnce(&Phase) -> bool,
+        count: impl FnOnce(),
+    ) {
         let resources = self.phase.with(|phase| {
             if !may(phase) {
                 return None;
@@ -141,9 +148,8 @@ impl Operation {
                 }
             }
         });
-        let Some(resources) = resources else {
-            return false;
-        };
+        let Some(resources) = resources else { return };
+        count();
         drop(resources);
         self.phase.update(|phase| {
             *phase = match result {
@@ -151,7 +157,6 @@ impl Operation {
                 Err(error) => Phase::Failed(error),
             }
         });
-        true
     }
 
     /// Nobody can tell how it ended: the memory stays in flight.
@@ -203,11 +208,12 @@ impl fmt::Debug for Operation {
 #[must_use = "a transfer has ended only when its handle says so; drop it on purpose when a ledger watches"]
 pub struct TransferHandle {
     operation: Arc<Operation>,
+    engine: Arc<Engine>,
 }
 
 impl TransferHandle {
-    pub(crate) fn new(operation: Arc<Operation>) -> Self {
-        Self { operation }
+    pub(crate) fn new(operation: Arc<Operation>, engine: Arc<Engine>) -> Self {
+        Self { operation, engine }
     }
 
     /// The name of the operation in events.
@@ -232,7 +238,8 @@ impl TransferHandle {
     /// Takes the operation back if nobody has started it; otherwise does nothing. Best effort, and no
     /// statement about memory: look at [`TransferHandle::status`].
     pub fn cancel(&self) {
-        self.operation.cancel();
+        self.operation
+            .cancel(|| self.engine.count_failed(self.operation.peer, self.id()));
     }
 }
 

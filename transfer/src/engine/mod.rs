@@ -39,8 +39,12 @@ use crate::{
     barrier::waiters::Waiters,
     config::TransferConfig,
     error::{Cause, Error, ErrorKind},
-    ids::{Epoch, Incarnation, PeerId, RegionId},
-    mem::{Memory, region::RegionHold},
+    ids::{Epoch, Incarnation, PeerId, PoolId, RegionId},
+    mem::{
+        Memory,
+        region::{RegionCore, RegionHold},
+        span::PoolSpan,
+    },
     obs::{CounterCells, Event, Recorder},
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, thread},
 };
@@ -151,27 +155,32 @@ impl Engine {
             _holds: Vec::new(),
         };
         for region in self.regions.all() {
-            let Some(hold) = crate::mem::region::RegionCore::hold(&region) else {
+            // Held first: a region that is held has its memory.
+            let Some(hold) = RegionCore::hold(&region) else {
+                continue;
+            };
+            let Some(memory) = region.memory() else {
                 continue;
             };
             described._holds.push(hold);
-            described
-                .memories
-                .push((region.id, region.generation, region.memory.clone()));
             described.metadata.regions.push(RegionInfo {
                 id: region.id,
                 generation: region.generation,
-                len_bytes: region.memory.len_bytes(),
-                kind: region.memory.kind(),
+                len_bytes: memory.len_bytes(),
+                kind: memory.kind(),
             });
+            described
+                .memories
+                .push((region.id, region.generation, memory));
+            let pool = |(id, span): &(PoolId, PoolSpan)| PoolInfo {
+                id: *id,
+                region: region.id,
+                geometry: *span.geometry(),
+            };
             described
                 .metadata
                 .pools
-                .extend(region.pools.iter().map(|(id, span)| PoolInfo {
-                    id: *id,
-                    region: region.id,
-                    geometry: *span.geometry(),
-                }));
+                .extend(region.pools.iter().map(pool));
         }
         described
     }

@@ -1,6 +1,6 @@
 //! [`PreparedTransfer`]: a transfer that was checked once and may be posted many times (I-16).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
     backend::{RemoteRun, RunPairs},
@@ -99,10 +99,11 @@ fn resolve_pairs(
     };
     let mut bytes = 0u64;
     for RangePair { local, remote } in pairs {
-        if !locals.contains_key(&local.pool) {
-            locals.insert(local.pool, engine.regions.find(local.pool)?);
-        }
-        let run = locals[&local.pool].run(local.pool, local.slot, local.slot_count)?;
+        let region = match locals.entry(local.pool) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(engine.regions.find(local.pool)?),
+        };
+        let run = region.run(local.pool, local.slot, local.slot_count)?;
         let target = peer.pool(remote.pool)?;
         let slot_count = target.geometry.slot_count;
         if remote

@@ -37,7 +37,7 @@ impl LinkEvents for EngineEvents {
         let Ok(peer) = self.0.peer(peer) else { return };
         peer.touch();
         if let Some((operation, result)) = peer.complete(op, result) {
-            self.0.end(&peer, &operation, result);
+            self.0.end(&operation, result);
         }
     }
 
@@ -136,12 +136,12 @@ impl Engine {
         // What was never started touches nothing.
         for item in peer.queue.close(cause.clone()) {
             if let Item::Operation(operation) = item {
-                self.end(peer, &operation, Err(peer.down_error(cause.clone())));
+                self.end(&operation, Err(peer.down_error(cause.clone())));
             }
         }
         for operation in waiting {
             match is_proven {
-                true => self.end(peer, &operation, Err(peer.down_error(cause.clone()))),
+                true => self.end(&operation, Err(peer.down_error(cause.clone()))),
                 false => self.lose(peer, operation, cause.clone()),
             }
         }

@@ -152,6 +152,7 @@ impl Queue {
     }
 
     /// The next item, if there is one.
+    #[cfg(any(kv_loom, test, feature = "sim"))]
     pub(crate) fn try_next(&self) -> Option<Item> {
         self.state.with(|state| match state.closed {
             Some(_) => None,

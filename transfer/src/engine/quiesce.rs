@@ -76,6 +76,13 @@ pub struct Unquiet {
     pub unprovable_writers: Vec<WriterRank>,
 }
 
+impl Unquiet {
+    /// Whether it waits for nothing.
+    pub fn is_quiet(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Proof that no posted operation, no writer and no reader touches the memory of one flight any more.
 ///
 /// It comes from [`FlightLedger::poll`] or [`crate::Draining`] only, once per ledger; an allocator asks

@@ -79,6 +79,7 @@ impl RegionTable {
             .get(&pool)
             .and_then(|id| table.regions.get(id));
         match region {
+            None if pool.0 < table.next_pool => Err(ErrorKind::PoolRevoked { pool }.into()),
             None => Err(ErrorKind::UnknownPool { pool }.into()),
             Some(region) if region.is_revoked() => Err(ErrorKind::PoolRevoked { pool }.into()),
             Some(region) => Ok(region.clone()),
@@ -106,23 +107,24 @@ impl RegionTable {
         self.table.lock().regions.values().cloned().collect()
     }
 
-    /// Forgets every region that is revoked and quiet; returns which.
-    pub(crate) fn sweep(&self) -> Vec<RegionId> {
-        let (quiet, _dropped_unlocked): (Vec<_>, Vec<_>) = {
+    /// Forgets a closed region.
+    pub(crate) fn remove(&self, id: RegionId) {
+        let removed = {
             let mut table = self.table.lock();
-            let ids: Vec<_> = table
-                .regions
-                .values()
-                .filter(|r| r.is_quiet())
-                .map(|r| r.id)
-                .collect();
-            let dropped = ids
-                .iter()
-                .filter_map(|id| table.regions.remove(id))
-                .collect();
-            table.by_pool.retain(|_, region| !ids.contains(region));
-            (ids, dropped)
+            table.by_pool.retain(|_, region| *region != id);
+            table.regions.remove(&id)
         };
-        quiet
+        drop(removed);
+    }
+
+    /// Closes the regions that nobody else closes, where they are quiet; returns which.
+    pub(crate) fn sweep(&self) -> Vec<RegionId> {
+        let is_over = |region: &Arc<RegionCore>| region.is_orphan() && region.is_quiet();
+        let over: Vec<_> = self.all().into_iter().filter(is_over).collect();
+        for region in &over {
+            region.release();
+            self.remove(region.id);
+        }
+        over.iter().map(|region| region.id).collect()
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "it names what is still in use"]
 pub struct ShutdownReport {
-    /// Flights whose memory is not quiet.
+    /// Flights whose memory may still be written or read.
     pub unquiet_flights: Vec<Epoch>,
     /// Regions that are registered still; their memory stays mapped.
     pub open_regions: Vec<RegionId>,
@@ -56,7 +56,11 @@ impl Engine {
         self.events.update(|events| events.close());
         self.peers.lock().by_id.clear();
         ShutdownReport {
-            unquiet_flights: self.flights.lock().keys().copied().collect(),
+            unquiet_flights: flights
+                .iter()
+                .filter(|flight| !flight.ledger.unquiet().is_quiet())
+                .map(|flight| flight.barrier.epoch())
+                .collect(),
             open_regions: self.regions.all().iter().map(|region| region.id).collect(),
             unknown_operations: self.counters.snapshot().unknown_transfers,
             running_threads,

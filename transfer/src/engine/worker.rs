@@ -10,6 +10,7 @@ use crate::{
     },
     error::{Cause, Error, ErrorKind},
     fault,
+    ids::{OpId, PeerId},
     obs::{Event, add},
     sync::{Arc, thread},
     visibility::Visibility,
@@ -73,7 +74,7 @@ impl Engine {
             return;
         }
         if let Err(cause) = peer.begin_execution(&operation) {
-            return self.end(peer, &operation, Err(peer.down_error(cause)));
+            return self.end(&operation, Err(peer.down_error(cause)));
         }
         let posted = &operation.posted;
         let result = match peer.link.post(posted) {
@@ -93,7 +94,7 @@ impl Engine {
         };
         match peer.end_execution(posted.id, result) {
             AfterPost::Wait => {}
-            AfterPost::End(result) => self.end(peer, &operation, result),
+            AfterPost::End(result) => self.end(&operation, result),
             AfterPost::Lose(cause) => self.lose(peer, operation, cause),
         }
         if let Some(cause) = broken {
@@ -123,36 +124,26 @@ impl Engine {
     }
 
     /// Records the end of an operation that this caller owns.
-    pub(crate) fn end(
-        &self,
-        peer: &Peer,
-        operation: &Operation,
-        result: Result<Visibility, Error>,
-    ) {
-        let (id, op) = (peer.id, operation.posted.id);
+    pub(crate) fn end(&self, operation: &Operation, result: Result<Visibility, Error>) {
+        let (peer, op) = (operation.peer, operation.posted.id);
         let level = result.as_ref().ok().copied();
-        if !operation.end(result) {
-            return;
-        }
-        match level {
-            Some(level) => {
-                add(&self.counters.transfers, 1);
-                add(&self.counters.bytes_written, operation.posted.bytes);
-                add(
-                    &self.counters.descriptors_written,
-                    operation.descriptor_count,
-                );
-                self.record(|| Event::Completed {
-                    peer: id,
-                    op,
-                    level,
-                });
-            }
-            None => {
-                add(&self.counters.failed_transfers, 1);
-                self.record(|| Event::OperationFailed { peer: id, op });
-            }
-        }
+        operation.end(result, || {
+            let Some(level) = level else {
+                return self.count_failed(peer, op);
+            };
+            add(&self.counters.transfers, 1);
+            add(&self.counters.bytes_written, operation.posted.bytes);
+            add(
+                &self.counters.descriptors_written,
+                operation.descriptor_count,
+            );
+            self.record(|| Event::Completed { peer, op, level });
+        });
+    }
+
+    pub(super) fn count_failed(&self, peer: PeerId, op: OpId) {
+        add(&self.counters.failed_transfers, 1);
+        self.record(|| Event::OperationFailed { peer, op });
     }
 
     /// Records that nobody can tell the end of an operation; its memory stays in flight for good.
@@ -174,7 +165,7 @@ impl Engine {
         let (queue, operation) = (peer.queue.clone(), operation.clone());
         gate.hold(move || {
             if let Err(error) = queue.push_operation(operation.clone()) {
-                operation.end(Err(error));
+                operation.end(Err(error), || {});
             }
         })
     }

@@ -17,7 +17,7 @@ use crate::{
         Memory,
         span::{PoolGeometry, PoolSpan, SlotRun},
     },
-    sync::{Arc, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering},
 };
 
 /// Set when the region is being closed: no new hold.
@@ -28,12 +28,15 @@ const REVOKED: u64 = 1 << 63;
 pub(crate) struct RegionCore {
     pub(crate) id: RegionId,
     pub(crate) generation: u32,
-    pub(crate) memory: Arc<Memory>,
+    /// Given back at the end, whoever still knows this registration.
+    memory: Mutex<Option<Arc<Memory>>>,
     pub(crate) pools: Vec<(PoolId, PoolSpan)>,
     /// Phase bit and number of holds.
     word: AtomicU64,
     /// Peers that may still write by themselves and have not let go.
     unheard: Waiters<BTreeSet<PeerId>>,
+    /// Nobody will close it: the engine does, once it is quiet.
+    is_orphan: AtomicBool,
 }
 
 /// Keeps a region from being closed while an operation touches it.
@@ -64,7 +67,8 @@ impl RegionCore {
         Ok(Self {
             id,
             generation,
-            memory,
+            memory: Mutex::new(Some(memory)),
+            is_orphan: AtomicBool::new(false),
             pools: spans,
             word: AtomicU64::new(0),
             unheard: Waiters::new(BTreeSet::new()),
@@ -120,6 +124,26 @@ impl RegionCore {
     /// Whether nothing can touch the memory any more. Only after [`RegionCore::revoke`].
     pub(crate) fn is_quiet(&self) -> bool {
         self.is_revoked() && self.outstanding() == 0 && self.unheard_peers() == 0
+    }
+
+    /// The memory; `None` once the region is closed.
+    pub(crate) fn memory(&self) -> Option<Arc<Memory>> {
+        self.memory.lock().clone()
+    }
+
+    /// Lets go of the memory. Only when the region is quiet.
+    pub(crate) fn release(&self) {
+        debug_assert!(self.is_quiet(), "I-21");
+        let memory = self.memory.lock().take();
+        drop(memory);
+    }
+
+    pub(crate) fn orphan(&self) {
+        self.is_orphan.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.is_orphan.load(Ordering::Acquire)
     }
 
     /// Blocks until the region is quiet; `false` at the deadline.
