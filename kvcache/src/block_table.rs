@@ -44,6 +44,17 @@ impl BlockTable {
         }
     }
 
+    /// A table of full pages without window and request slots: a prefix.
+    pub(crate) fn of_pages(tokens: u32, pages: Vec<PageId>) -> BlockTable {
+        let numbers = pages.iter().map(|page| page.index).collect();
+        BlockTable {
+            tokens,
+            ids: [pages, Vec::new(), Vec::new()],
+            slots: [numbers, Vec::new(), Vec::new()],
+            window_parts: Vec::new(),
+        }
+    }
+
     /// Tokens that the sequence may reach, prompt and output.
     pub fn tokens(&self) -> u32 {
         self.tokens
@@ -59,9 +70,16 @@ impl BlockTable {
         self.slots_of(Space::Window)
     }
 
-    /// The request slot.
+    /// The request slot; the null page for a prefix, which has none.
     pub fn request(&self) -> PageId {
-        self.slots_of(Space::Request)[0]
+        let null_page = PageId {
+            index: 0,
+            generation: 0,
+        };
+        self.slots_of(Space::Request)
+            .first()
+            .copied()
+            .unwrap_or(null_page)
     }
 
     /// The slots in one space.

@@ -15,6 +15,7 @@ pub mod lease;
 pub mod page;
 pub mod plan;
 pub mod pool;
+pub mod prefix;
 pub mod schema;
 
 pub use block_table::BlockTable;
@@ -31,4 +32,5 @@ pub use lease::{
 pub use plan::{KvPost, PageMove, PlannedChunk, PostTarget, TransferPlan, WriterLayers};
 pub use pool::drain::DrainingFlight;
 pub use pool::{PoolConfig, PoolSet, PoolStats, SpaceStats};
+pub use prefix::{Hit, PrefixLease, PrefixTree};
 pub use schema::{CacheSchema, Component, ComponentRow, LivePage, PoolIndex, Space};

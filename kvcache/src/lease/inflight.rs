@@ -167,6 +167,11 @@ impl InFlight {
         self.end(Some(cause))
     }
 
+    /// What the flight shares with its leases and with the prefix tree.
+    pub(crate) fn core(&self) -> &Arc<FlightCore> {
+        &self.core
+    }
+
     fn end(&mut self, cause: Option<Cause>) -> DrainingFlight {
         self.has_ended = true;
         let draining = match (self.expectation.take(), cause) {

@@ -14,6 +14,15 @@ use crate::pool::PoolInner;
 use crate::pool::drain::Parked;
 use crate::schema::Space;
 
+/// What of a tenancy is still its own. The mutex is a leaf.
+#[derive(Default)]
+struct Ownership {
+    has_ended: bool,
+    /// Page slots that went to the prefix tree: not drained with the rest. Each with an access on
+    /// the tree's ledger of that page, which so waits for the readers of this tenancy too.
+    handed_over: Vec<(PageId, Outstanding)>,
+}
+
 /// The slots of one owner from reservation to draining.
 pub(crate) struct Tenancy {
     pub(crate) pools: Arc<PoolInner>,
@@ -21,8 +30,7 @@ pub(crate) struct Tenancy {
     pub(crate) room: Room,
     /// Readers and posted operations of this process. Its epoch is the number of the tenancy.
     pub(crate) ledger: Arc<FlightLedger>,
-    /// Page slots whose ownership went to the prefix tree: not drained with the rest.
-    handed_over: Mutex<Vec<PageId>>,
+    ownership: Mutex<Ownership>,
 }
 
 impl Tenancy {
@@ -37,7 +45,7 @@ impl Tenancy {
             table,
             room,
             ledger: FlightLedger::new(epoch),
-            handed_over: Mutex::new(Vec::new()),
+            ownership: Mutex::new(Ownership::default()),
         })
     }
 
@@ -48,9 +56,14 @@ impl Tenancy {
 
     /// Drains every slot that is still owned here and packs what must be proven.
     pub(crate) fn end(&self, flight: Option<Draining>) -> Parked {
-        let handed_over = self.handed_over.lock().clone();
-        let is_ours =
-            |(space, id): &(Space, PageId)| *space != Space::Page || !handed_over.contains(id);
+        let handed_over = {
+            let mut ownership = self.ownership.lock();
+            ownership.has_ended = true;
+            std::mem::take(&mut ownership.handed_over)
+        };
+        let is_ours = |(space, id): &(Space, PageId)| {
+            *space != Space::Page || !handed_over.iter().any(|(page, _)| page == id)
+        };
         let slots: Vec<(Space, PageId)> = self.table.iter().filter(is_ours).collect();
         for &(space, id) in &slots {
             let drained = self.slot(space, id).drain(id.generation);
@@ -59,12 +72,33 @@ impl Tenancy {
                 "I-10: {space} slot {id} was ended twice: {drained:?}"
             );
         }
-        Parked::new(slots, self.ledger.clone(), flight)
+        let guards = handed_over.into_iter().map(|(_, guard)| guard).collect();
+        Parked::new(slots, self.ledger.clone(), flight).holding(guards)
     }
 
-    /// Gives the ownership of page slots away, if the tenancy has not ended.
-    pub(crate) fn hand_over(&self, pages: &[PageId]) {
-        self.handed_over.lock().extend_from_slice(pages);
+    /// Whether the owner has ended it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ownership.lock().has_ended
+    }
+
+    /// Gives the ownership of a landed page slot away; `ledger` is that of the new owner. `false`,
+    /// with nothing changed, when the tenancy has ended.
+    pub(crate) fn hand_over(&self, page: PageId, ledger: &Arc<FlightLedger>) -> bool {
+        let mut ownership = self.ownership.lock();
+        if ownership.has_ended {
+            return false;
+        }
+        let slot = self.slot(Space::Page, page);
+        let sealed = slot
+            .all_writers_quiet(page.generation)
+            .and_then(|()| slot.seal(page.generation));
+        let Ok(guard) = FlightLedger::begin(ledger) else {
+            return false;
+        };
+        if sealed.is_ok() {
+            ownership.handed_over.push((page, guard));
+        }
+        sealed.is_ok()
     }
 
     pub(crate) fn slot(&self, space: Space, id: PageId) -> &Slot {

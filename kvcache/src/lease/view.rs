@@ -275,6 +275,9 @@ impl<'a> LayerRef<'a> {
 impl<'a> Layer<'a> {
     fn view(&self, component: Component, is_writable: bool) -> Option<ComponentView<'a>> {
         let row = self.pools.schema.row(self.layer, component)?;
+        if self.table.table_of(row).is_empty() {
+            return None;
+        }
         Some(ComponentView::new(self.pools, row, self.table, is_writable))
     }
 }

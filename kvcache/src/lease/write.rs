@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::{LayerId, Room};
 use crate::lease::tenancy::{Pin, Tenancy};
 use crate::lease::view::LayerMut;
+use crate::pool::PoolInner;
 use crate::pool::drain::DrainingFlight;
 
 /// Reserved slots of all components and the only right to write them.
@@ -146,6 +147,11 @@ impl WriteLease {
         DrainingFlight::new(tenancy.pools.clone(), parked)
     }
 
+    /// Whether its slots are slots of these pools.
+    pub(crate) fn is_of(&self, pools: &Arc<PoolInner>) -> bool {
+        Arc::ptr_eq(&self.tenancy().pools, pools)
+    }
+
     /// Takes the slots out; the lease then ends without draining them.
     pub(crate) fn take(&mut self) -> Arc<Tenancy> {
         self.source = None;
@@ -210,10 +216,6 @@ impl fmt::Debug for WrittenLayer {
 }
 
 impl SourceLease {
-    pub(crate) fn tenancy(&self) -> &Tenancy {
-        &self.pin.tenancy
-    }
-
     /// The slots it keeps.
     pub fn block_table(&self) -> &BlockTable {
         &self.pin.tenancy.table

@@ -4,8 +4,6 @@
 use kvgate_transfer::Memory;
 use kvgate_transfer::sync::Arc;
 
-use crate::layout::RowPlace;
-
 /// Where one pool lies in the memory of a pool set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolSpan {
@@ -74,27 +72,12 @@ impl PoolBytes {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
-    /// Copies bytes into a page at `offset_bytes`.
-    pub(crate) fn write(&self, span: &PoolSpan, page: u32, offset_bytes: u64, from: &[u8]) {
-        let into = self.page_range(span, page, offset_bytes, from.len() as u64);
-        // SAFETY: I-16: `page_range` checked that the range lies inside the page and the mapping.
-        // I-1: callers hold the right to write the page (write or append lease).
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
-    }
-
-    /// Copies one row out: data, then scales.
-    pub(crate) fn read_row(&self, span: &PoolSpan, page: u32, place: &RowPlace) -> Vec<u8> {
-        let data_len = (place.data.end - place.data.start) as usize;
-        let scale_len = (place.scale.end - place.scale.start) as usize;
-        let mut bytes = vec![0; data_len + scale_len];
-        self.read(span, page, place.data.start, &mut bytes[..data_len]);
-        self.read(span, page, place.scale.start, &mut bytes[data_len..]);
-        bytes
-    }
-
     /// Copies a whole physical page inside one pool.
     pub(crate) fn copy_page(&self, span: &PoolSpan, from_page: u32, to_page: u32) {
         assert_ne!(from_page, to_page, "a page is not copied onto itself");
+        if self.memory.is_none() {
+            return;
+        }
         let from = self.page_range(span, from_page, 0, span.stride_bytes);
         let into = self.page_range(span, to_page, 0, span.stride_bytes);
         // SAFETY: I-16: both ranges are whole pages of the pool; they are different pages, so they do

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use kvgate_transfer::sync::Arc;
-use kvgate_transfer::{Deadline, Draining, Epoch, FlightLedger, Quiesced, Unquiet, WriterRank};
+use kvgate_transfer::{
+    Deadline, Draining, Epoch, FlightLedger, Outstanding, Quiesced, Unquiet, WriterRank,
+};
 
 use crate::ids::PageId;
 use crate::pool::PoolInner;
@@ -22,6 +24,8 @@ pub(crate) struct Parked {
     flight_epoch: Option<Epoch>,
     flight_proof: Option<Quiesced>,
     is_quarantined: bool,
+    /// Accesses to slots that went to another owner; over when this is proven.
+    guards: Vec<Outstanding>,
 }
 
 impl Parked {
@@ -41,7 +45,14 @@ impl Parked {
             flight_epoch,
             flight_proof: None,
             is_quarantined: false,
+            guards: Vec::new(),
         }
+    }
+
+    /// Keeps accesses to slots of other owners until everything here is proven.
+    pub(crate) fn holding(mut self, guards: Vec<Outstanding>) -> Parked {
+        self.guards = guards;
+        self
     }
 
     pub(crate) fn flight_epoch(&self) -> Option<Epoch> {
@@ -83,6 +94,7 @@ impl Parked {
         let is_local_quiet = self.ledger_proof.as_ref().is_some_and(is_ours);
         let is_flight_quiet = self.flight_epoch.is_none() || self.flight_proof.is_some();
         if is_local_quiet && is_flight_quiet {
+            self.guards.clear();
             self.slots = allocator.free(&self.slots);
         }
         self.slots.is_empty()

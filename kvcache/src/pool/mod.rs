@@ -225,7 +225,7 @@ impl PoolSet {
         };
         let [pages, windows, request] = slots;
         let table = BlockTable::new(schema, total_tokens, pages, windows, request[0]);
-        let epoch = Epoch(self.inner.next_lease.fetch_add(1, Ordering::Relaxed));
+        let epoch = self.inner.next_number();
         Ok(WriteLease::new(Tenancy::new(
             &self.inner,
             table,
@@ -284,6 +284,11 @@ impl fmt::Debug for PoolSet {
 }
 
 impl PoolInner {
+    /// A number for an owner of slots; never given out twice.
+    pub(crate) fn next_number(&self) -> Epoch {
+        Epoch(self.next_lease.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// The span of a row's pool.
     pub(crate) fn span(&self, pool: PoolIndex) -> &PoolSpan {
         &self.spans[pool.index()]

@@ -1,0 +1,226 @@
+//! [`PrefixLease`]: the right to read pages of the tree, each through the barrier of whoever fills it.
+
+use std::fmt;
+
+use kvgate_transfer::sync::Arc;
+use kvgate_transfer::{Barrier, Deadline, FlightLedger, Outstanding, StepClock};
+
+use crate::block_table::BlockTable;
+use crate::error::{Error, ErrorKind};
+use crate::ids::{LayerId, PageId};
+use crate::lease::stage_of;
+use crate::lease::view::LayerRef;
+use crate::lease::write::WriteLease;
+use crate::pool::PoolSet;
+use crate::pool::allocator::slot_error;
+use crate::schema::Space;
+
+/// One leased page with the gate it is read through.
+pub(crate) struct Run {
+    pools: PoolSet,
+    page: PageId,
+    barrier: Arc<Barrier>,
+    ledger: Arc<FlightLedger>,
+    /// Given up after the reader count.
+    _outstanding: Outstanding,
+}
+
+impl Run {
+    pub(crate) fn new(
+        pools: &PoolSet,
+        page: PageId,
+        barrier: Arc<Barrier>,
+        ledger: &Arc<FlightLedger>,
+    ) -> Result<Run, Error> {
+        let outstanding = FlightLedger::begin(ledger)?;
+        let slot = pools.inner.allocator.slot(Space::Page, page);
+        slot.acquire_reader(page.generation)
+            .map_err(|fault| slot_error(Space::Page, page.index, fault))?;
+        Ok(Run {
+            pools: pools.clone(),
+            page,
+            barrier,
+            ledger: ledger.clone(),
+            _outstanding: outstanding,
+        })
+    }
+
+    /// Whether it is read without a gate.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.barrier.stage_count() == 0
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let slot = self.pools.inner.allocator.slot(Space::Page, self.page);
+        let released = slot.release_reader(self.page.generation);
+        debug_assert!(released.is_ok(), "I-10: page {}: {released:?}", self.page);
+    }
+}
+
+/// The right to read the pages of a prefix. It keeps them, also when the tree gives them up.
+#[must_use = "the pages are kept only while this lives"]
+pub struct PrefixLease {
+    pools: PoolSet,
+    table: BlockTable,
+    runs: Vec<Run>,
+}
+
+/// Proof that one layer of every page of a prefix is visible here (I-1, I-2).
+///
+/// A pending hit is read like a ready one, through its gate:
+/// ```
+/// use kvgate_kvcache::prefix::{PrefixLayer, PrefixLease};
+/// use kvgate_kvcache::{Error, LayerId};
+/// fn read(lease: &PrefixLease, layer: LayerId) -> Result<PrefixLayer<'_>, Error> {
+///     lease.layer(layer, kvgate_transfer::Deadline::after_ms(10))
+/// }
+/// ```
+/// ```compile_fail,E0451
+/// use kvgate_kvcache::prefix::{PrefixLayer, PrefixLease};
+/// use kvgate_kvcache::{Error, LayerId};
+/// fn read(lease: &PrefixLease, layer: LayerId) -> Result<PrefixLayer<'_>, Error> {
+///     Ok(PrefixLayer { lease, layer })
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "the witness is what views are made from"]
+pub struct PrefixLayer<'l> {
+    lease: &'l PrefixLease,
+    layer: LayerId,
+}
+
+impl PrefixLease {
+    pub(crate) fn new(pools: &PoolSet, runs: Vec<Run>, tokens: u32) -> PrefixLease {
+        let pages = runs.iter().map(|run| run.page).collect();
+        let table = BlockTable::of_pages(tokens, pages);
+        PrefixLease {
+            pools: pools.clone(),
+            table,
+            runs,
+        }
+    }
+
+    /// The pages. There are no window and request slots in a prefix.
+    pub fn block_table(&self) -> &BlockTable {
+        &self.table
+    }
+
+    /// Blocks until the layer has landed in every page.
+    ///
+    /// # Errors
+    /// `Gate` when a flight that fills one of the pages failed, or at the deadline, which changes
+    /// nothing; `UnknownLayer`.
+    pub fn layer(&self, layer: LayerId, deadline: Deadline) -> Result<PrefixLayer<'_>, Error> {
+        self.pools.schema().check_layer(layer)?;
+        let mut last: Option<&Arc<Barrier>> = None;
+        for run in &self.runs {
+            if last.is_some_and(|barrier| Arc::ptr_eq(barrier, &run.barrier)) {
+                continue;
+            }
+            run.barrier
+                .wait(stage_of(layer), deadline)
+                .map_err(|error| ErrorKind::Gate { layer, error })?;
+            last = Some(&run.barrier);
+        }
+        Ok(PrefixLayer { lease: self, layer })
+    }
+
+    /// Keeps the pages until the newest step of `clock` has passed, whatever else is over (I-20).
+    ///
+    /// # Errors
+    /// `Transfer` when a page was proven quiet already.
+    pub fn fence(&self, clock: &StepClock) -> Result<(), Error> {
+        let Some(step) = clock.latest() else {
+            return Ok(());
+        };
+        for run in &self.runs {
+            FlightLedger::fence(&run.ledger, clock, step)?;
+        }
+        Ok(())
+    }
+
+    /// Copies one page, all compressed components of all layers, into page `to_ordinal` of a write
+    /// lease, which may then write rows behind the copied ones.
+    ///
+    /// This is the only way to go on in a page that others read: a write lease never holds a shared
+    /// page (I-19).
+    ///
+    /// # Errors
+    /// As [`PrefixLease::layer`] for every layer; `InvalidRequest` for a page that one of the two does
+    /// not have, or a lease of other pools.
+    pub fn copy_page(
+        &self,
+        ordinal: u32,
+        into: &mut WriteLease,
+        to_ordinal: u32,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let missing = |field: &'static str, value: u32| {
+            let expected = "a page of the lease, in the same pools".to_owned();
+            Error::from(ErrorKind::InvalidRequest {
+                field,
+                value: value.into(),
+                expected,
+            })
+        };
+        if !into.is_of(&self.pools.inner) {
+            return Err(missing("pools", 0));
+        }
+        let page = |table: &BlockTable, ordinal: u32| table.pages().get(ordinal as usize).copied();
+        let from = page(&self.table, ordinal).ok_or_else(|| missing("ordinal", ordinal))?;
+        let to = page(into.block_table(), to_ordinal)
+            .ok_or_else(|| missing("to_ordinal", to_ordinal))?;
+        let schema = self.pools.schema();
+        for layer in schema.layers() {
+            // The witness is what allows the copy, layer by layer.
+            let ready = self.layer(layer, deadline)?;
+            for row in schema
+                .rows_of(ready.layer())
+                .iter()
+                .filter(|row| row.space == Space::Page)
+            {
+                let inner = &self.pools.inner;
+                inner
+                    .bytes
+                    .copy_page(inner.span(row.pool), from.index, to.index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the lease will never be whole, if a flight that fills it has failed.
+    pub fn failure(&self) -> Option<kvgate_transfer::Cause> {
+        let layers = self.pools.schema().layers();
+        let stages: Vec<_> = layers.map(stage_of).collect();
+        self.runs.iter().find_map(|run| {
+            stages
+                .iter()
+                .find_map(|stage| match run.barrier.check(*stage) {
+                    kvgate_transfer::StageState::Failed(cause) => Some(cause),
+                    _ => None,
+                })
+        })
+    }
+}
+
+impl<'l> PrefixLayer<'l> {
+    /// The layer.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Its rows, for reading; compressed components only.
+    pub fn view(&self) -> LayerRef<'_> {
+        LayerRef::new(&self.lease.pools.inner, &self.lease.table, self.layer)
+    }
+}
+
+impl fmt::Debug for PrefixLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefixLease")
+            .field("pages", &self.table.pages())
+            .finish_non_exhaustive()
+    }
+}
