@@ -202,6 +202,44 @@ fn is_word(c: char) -> bool {
     c == '_' || c.is_alphanumeric()
 }
 
+/// Leaves out what stands in `#[cfg(test)] mod … { … }`.
+pub(crate) fn without_tests<'a>(all: &[Token<'a>]) -> Vec<Token<'a>> {
+    let opening = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < all.len() {
+        let is_tests = opening
+            .iter()
+            .enumerate()
+            .all(|(offset, text)| all.get(at + offset).is_some_and(|token| token.is(text)));
+        if is_tests {
+            at = end_of_block(all, at + opening.len());
+        } else {
+            kept.push(all[at]);
+            at += 1;
+        }
+    }
+    kept
+}
+
+/// The position after the block, or after the `;`, that follows.
+fn end_of_block(all: &[Token<'_>], from: usize) -> usize {
+    let mut depth = 0_usize;
+    for (at, token) in all.iter().enumerate().skip(from) {
+        if token.is("{") {
+            depth += 1;
+        } else if token.is("}") {
+            depth = depth.saturating_sub(1);
+            if depth == 0 {
+                return at + 1;
+            }
+        } else if token.is(";") && depth == 0 {
+            return at + 1;
+        }
+    }
+    all.len()
+}
+
 /// Splits an identifier into lower-case words: `LayerView_id2` is `layer`, `view`, `id2`.
 pub(crate) fn words_of(identifier: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();

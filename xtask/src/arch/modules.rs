@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::lexer::{Token, tokens};
+use crate::lexer::{Token, tokens, without_tests};
 
 use super::sources::Source;
 
@@ -14,12 +14,14 @@ const REPORTER: &str = "error";
 /// Modules that are one machine in several files: the agent is the engine's face, links report to
 /// the engine that drives them, and the fault hooks reach into what they break. A circle that
 /// touches any other module is a complaint.
-const KNOTS: [(&str, &[&str]); 2] = [
+const KNOTS: [(&str, &[&str]); 3] = [
     (
         "transfer",
         &["agent", "backend", "engine", "mem", "obs", "stream"],
     ),
     ("transfer", &["barrier", "fault"]),
+    // A pool hands out leases, a lease gives back to its pool, and a plan is compiled between two.
+    ("kvcache", &["canary", "lease", "plan", "pool"]),
 ];
 
 /// For each top-level module, the top-level modules of the same crate that it names.
@@ -125,44 +127,6 @@ fn first_words_of_group<'a>(after_brace: &[Token<'a>]) -> Vec<&'a str> {
         at_start = depth == 1 && token.is(",");
     }
     found
-}
-
-/// Leaves out what stands in `#[cfg(test)] mod … { … }`.
-fn without_tests<'a>(all: &[Token<'a>]) -> Vec<Token<'a>> {
-    let opening = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
-    let mut kept = Vec::new();
-    let mut at = 0;
-    while at < all.len() {
-        let is_tests = opening
-            .iter()
-            .enumerate()
-            .all(|(offset, text)| all.get(at + offset).is_some_and(|token| token.is(text)));
-        if is_tests {
-            at = end_of_block(all, at + opening.len());
-        } else {
-            kept.push(all[at]);
-            at += 1;
-        }
-    }
-    kept
-}
-
-/// The position after the block, or after the `;`, that follows.
-fn end_of_block(all: &[Token<'_>], from: usize) -> usize {
-    let mut depth = 0_usize;
-    for (at, token) in all.iter().enumerate().skip(from) {
-        if token.is("{") {
-            depth += 1;
-        } else if token.is("}") {
-            depth = depth.saturating_sub(1);
-            if depth == 0 {
-                return at + 1;
-            }
-        } else if token.is(";") && depth == 0 {
-            return at + 1;
-        }
-    }
-    all.len()
 }
 
 fn reachable(graph: &Graph, from: &str) -> BTreeSet<String> {

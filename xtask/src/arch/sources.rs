@@ -20,6 +20,13 @@ impl Source {
         }
     }
 
+    /// Whether the file is a module of tests inside a library.
+    pub(super) fn holds_tests_only(&self) -> bool {
+        let stem = self.path.trim_end_matches(".rs");
+        stem.split('/')
+            .any(|part| part == "tests" || part.ends_with("_tests"))
+    }
+
     /// Whether the file belongs to the library or binary code of one of these crates.
     pub(super) fn is_in_src_of(&self, folders: &[&str]) -> bool {
         folders.iter().any(|folder| {

@@ -1,6 +1,6 @@
 //! Rules over the text of one source: which words may stand where.
 
-use crate::lexer::{Kind, Token, tokens, words_of};
+use crate::lexer::{Kind, Token, tokens, without_tests, words_of};
 
 use super::sources::Source;
 
@@ -47,20 +47,24 @@ const COMPONENT_MATCHES: [&str; 2] = ["kvcache/src/schema.rs", "kvcache/src/sche
 
 type Rule = fn(&Source, &[Token<'_>]) -> Vec<String>;
 
+/// Rules for what is compiled into a library; tests inside it are left out.
+const LIBRARY_RULES: [Rule; 4] = [foreign_words, sync_facade, component_matches, library_reach];
+
+/// Rules for every line.
+const GENERAL_RULES: [Rule; 4] = [unsafe_files, unfinished, ungated_faults, file_length];
+
 /// Runs every rule of this file on one source.
 pub(super) fn check(source: &Source) -> Vec<String> {
     let all = tokens(&source.text);
-    let rules: [Rule; 8] = [
-        foreign_words,
-        sync_facade,
-        unsafe_files,
-        component_matches,
-        library_reach,
-        unfinished,
-        ungated_faults,
-        file_length,
-    ];
-    rules.iter().flat_map(|rule| rule(source, &all)).collect()
+    let mut found: Vec<_> = GENERAL_RULES
+        .iter()
+        .flat_map(|rule| rule(source, &all))
+        .collect();
+    if !source.holds_tests_only() {
+        let code = without_tests(&all);
+        found.extend(LIBRARY_RULES.iter().flat_map(|rule| rule(source, &code)));
+    }
+    found
 }
 
 fn complaint(source: &Source, line: usize, text: impl std::fmt::Display) -> String {
@@ -319,6 +323,13 @@ mod tests {
         }
         let fine = "use crate::sync::Arc; use std::{fmt, io::{sync, self}};";
         assert!(of("kvcache/src/lib.rs", fine).is_empty());
+    }
+
+    #[test]
+    fn tests_inside_a_library_may_say_anything_but_their_neighbours_may_not() {
+        let text = "#[cfg(test)]\nmod tests { use std::sync::Arc; fn page() {} }\nfn token() {}";
+        assert_eq!(of("transfer/src/desc.rs", text).len(), 1);
+        assert!(of("transfer/src/desc_tests.rs", text).is_empty());
     }
 
     #[test]
