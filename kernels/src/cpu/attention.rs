@@ -51,7 +51,7 @@ impl KeyRows {
     }
 }
 
-/// o[h] = sum_s p[h,s] k_s, p = exp(l - M) / (sum exp(l - M) + exp(sink_h - M)), l = scale * q[h].k_s.
+/// `o[h] = sum_s p[h,s] k_s`, `p = exp(l - M) / (sum exp(l - M) + exp(sink_h - M))`, `l = scale * q[h].k_s`.
 ///
 /// `q` and `out` have `heads` rows; keys are visited in the order of `picks`. K = V.
 ///

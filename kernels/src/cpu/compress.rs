@@ -2,7 +2,7 @@
 
 use crate::math::exp;
 
-/// One source token of a group: projections, raw gates and the position bias, all [dd].
+/// One source token of a group: projections, raw gates and the position bias, all `[dd]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     /// Projection.
@@ -40,7 +40,7 @@ pub fn pool(sources: &[Source<'_>], out: &mut [f32]) {
     }
 }
 
-/// Running softmax of an open group: maximum, sum and weighted mean per channel, [3][dd].
+/// Running softmax of an open group: maximum, sum and weighted mean per channel, `[3][dd]`.
 ///
 /// After the last token of a group the mean is the pooled row.
 #[derive(Debug)]

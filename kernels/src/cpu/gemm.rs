@@ -7,7 +7,7 @@ use crate::error::{ErrorKind, KernelError, expect_len};
 use crate::isa::Isa;
 use crate::math::LANES;
 
-/// A weight matrix [outputs, inputs] in panels of 16 outputs: [outputs/16][inputs][16], padded with zeros.
+/// A weight matrix [outputs, inputs] in panels of 16 outputs: `[outputs/16][inputs][16]`, padded with zeros.
 pub struct PackedMatrix {
     outputs: usize,
     inputs: usize,

@@ -16,9 +16,9 @@ pub struct MhcParams {
 /// Mixing of one token.
 #[derive(Clone, Debug, Default)]
 pub struct Mix {
-    /// Weight of each stream in the input of the sub-layer, [n].
+    /// Weight of each stream in the input of the sub-layer, `[n]`.
     pub pre: Vec<f32>,
-    /// Weight of the sub-layer's output in each stream, [n].
+    /// Weight of the sub-layer's output in each stream, `[n]`.
     pub post: Vec<f32>,
     /// Stream mixing [n, n]; the first index is summed.
     pub comb: Vec<f32>,
@@ -83,7 +83,7 @@ pub fn collapse(pre: &[f32], streams: &[f32], x: &mut [f32]) {
     }
 }
 
-/// X'_k = post_k * y + sum_j comb[j,k] X_j, in place.
+/// `X'_k = post_k * y + sum_j comb[j,k] X_j`, in place.
 pub fn expand(m: &Mix, y: &[f32], streams: &mut [f32]) {
     let n = m.post.len();
     let d = y.len();
