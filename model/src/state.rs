@@ -56,7 +56,7 @@ impl Groups {
 }
 
 impl DecodeState {
-    /// Reads a state file: `ids` [N] and the tensors of every layer.
+    /// Reads a state file: `ids` `[N]` and the tensors of every layer.
     ///
     /// # Errors
     /// The file is damaged or a tensor is missing or mis-shaped.

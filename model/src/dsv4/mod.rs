@@ -40,7 +40,7 @@ pub(crate) fn flash_rope() -> (f64, f64, Yarn) {
 pub enum Logits {
     /// None: the result is empty.
     None,
-    /// [V] of the last token.
+    /// `[V]` of the last token.
     Last,
     /// [T, V].
     All,
