@@ -57,6 +57,12 @@ impl Activity {
         Busy { activity: self }
     }
 
+    /// Whether somebody computes now.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.busy_count.load(Ordering::Relaxed) > 0
+    }
+
     /// Something moved on, once.
     pub fn pulse(&self) {
         self.pulsed.store(true, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::control::Progress;
 use super::failure::Failure;
-use super::report::{Pids, Report, failure_json};
+use super::report::{Pids, Report, SCHEMA, Verdict, failure_json};
 use super::table;
 
 /// Sends logs to stderr; `RUST_LOG` wins over `-v`.
@@ -121,6 +121,25 @@ impl Console {
             print(&failure_json(failure, pids).to_string());
         } else {
             print(&format!("verdict: INVALID ({failure})"));
+        }
+    }
+
+    /// Prints the verdict that the decode side sent, for a prefill side on its own.
+    pub fn peer_verdict(&self, code: u8, text: &str) {
+        self.clear_bars();
+        if self.is_json {
+            let verdict = match code {
+                0 => Verdict::BitIdentical,
+                1 => Verdict::Mismatch,
+                _ => Verdict::Invalid,
+            };
+            note(text);
+            print(
+                &serde_json::json!({ "schema": SCHEMA, "verdict": verdict, "text": text })
+                    .to_string(),
+            );
+        } else {
+            print(text);
         }
     }
 

@@ -34,6 +34,30 @@ pub struct RoleStart {
     pub output: OutputOptions,
 }
 
+impl RoleStart {
+    /// The orders of a reference that this very process starts; it hears prompts from decode only.
+    #[must_use]
+    pub fn of_reference(host: &HostOptions) -> Self {
+        let prompt = PromptOptions {
+            prompt_file: None,
+            tokens: None,
+            chunk: 256,
+            steps: 0,
+            requests: 1,
+            concurrency: 1,
+            cancel_share: 0.0,
+            hold: None,
+        };
+        let launcher_pid = std::process::id();
+        Self {
+            launcher_pid,
+            host: host.clone(),
+            prompt,
+            output: OutputOptions::default(),
+        }
+    }
+}
+
 /// From a role to the launcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FromRole {

@@ -198,3 +198,49 @@ pub struct OutputOptions {
     /// One JSON object on stdout.
     pub json: bool,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The defaults of the command line.
+    pub(crate) fn host() -> HostOptions {
+        HostOptions {
+            transport: Transport::Shm,
+            index_k: IndexK::Bf16,
+            latent: Latent::PackedFp8,
+            model: None,
+            seed: 1,
+            pool_pages: PoolPages::Auto,
+            verify: Verify::Canary,
+            deadline_ms: 10_000,
+            auth_token_file: None,
+            fault: None,
+            phase_markers: false,
+            verbosity: 0,
+        }
+    }
+
+    /// One request.
+    pub(crate) fn prompt() -> PromptOptions {
+        PromptOptions {
+            prompt_file: None,
+            tokens: None,
+            chunk: 256,
+            steps: 8,
+            requests: 1,
+            concurrency: 1,
+            cancel_share: 0.0,
+            hold: None,
+        }
+    }
+
+    #[test]
+    fn pool_pages_are_auto_or_a_number_from_1() {
+        assert_eq!("auto".parse(), Ok(PoolPages::Auto));
+        assert_eq!("40".parse(), Ok(PoolPages::Pages(40)));
+        for text in ["0", "-1", "many", ""] {
+            assert!(text.parse::<PoolPages>().is_err(), "{text}");
+        }
+    }
+}

@@ -34,6 +34,24 @@ pub struct Span {
     pub end_us: u64,
 }
 
+impl Span {
+    /// The span on a clock that is `shift_us` ahead.
+    #[must_use]
+    pub fn shifted(self, shift_us: i64) -> Self {
+        Self {
+            start_us: self.start_us.saturating_add_signed(shift_us),
+            end_us: self.end_us.saturating_add_signed(shift_us),
+            ..self
+        }
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn length_us(&self) -> u64 {
+        self.end_us.saturating_sub(self.start_us)
+    }
+}
+
 /// The spans of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {

@@ -37,20 +37,20 @@ impl AppendLease {
     /// It asks for the witness of that very flight:
     /// ```
     /// # use kvgate_kvcache::{AppendLease, Error, LayerMut, ReadyLayer};
-    /// fn open<'a>(append: &'a mut AppendLease, ready: &'a ReadyLayer<'_>) -> Result<LayerMut<'a>, Error> {
+    /// fn open<'a>(append: &'a mut AppendLease, ready: &ReadyLayer<'_>) -> Result<LayerMut<'a>, Error> {
     ///     append.layer(ready)
     /// }
     /// ```
     /// ```compile_fail,E0308
     /// # use kvgate_kvcache::{AppendLease, Error, LayerId, LayerMut};
-    /// fn open<'a>(append: &'a mut AppendLease, ready: &'a LayerId) -> Result<LayerMut<'a>, Error> {
+    /// fn open<'a>(append: &'a mut AppendLease, ready: &LayerId) -> Result<LayerMut<'a>, Error> {
     ///     append.layer(ready)
     /// }
     /// ```
     ///
     /// # Errors
     /// `OtherFlight` when the witness is not of this flight.
-    pub fn layer<'a>(&'a mut self, ready: &'a ReadyLayer<'_>) -> Result<LayerMut<'a>, Error> {
+    pub fn layer(&mut self, ready: &ReadyLayer<'_>) -> Result<LayerMut<'_>, Error> {
         let core = self.lease.core();
         if !Arc::ptr_eq(core, ready.core()) {
             return Err(ErrorKind::OtherFlight {

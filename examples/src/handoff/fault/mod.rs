@@ -3,6 +3,7 @@
 //! The option and its values are types of every build, so that both sides of a run speak of the same
 //! thing; the hooks that act exist only with the feature.
 
+pub mod place;
 mod spec;
 
 pub use spec::{FaultKind, FaultSpec};

@@ -1,0 +1,163 @@
+//! From Submit to Offer: slots for a request, its barrier armed, and only then the peer is told where to
+//! write.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+
+use kvgate_kvcache::canary::ProvenanceTable;
+use kvgate_kvcache::{Room, TransferPlan, WriteLease, WriterLayers};
+use kvgate_transfer::ArrivalSink;
+
+use super::detector::Detector;
+use super::flight::{Flight, LandingSink};
+use super::session::{Peer, Session};
+use super::worker::{self, Task};
+use crate::handoff::cancel::CancelMoment;
+use crate::handoff::failure::Failure;
+use crate::handoff::model::cache_failure;
+use crate::handoff::options::Verify;
+use crate::handoff::protocol::{FromDecode, Offer, RANK, Submission};
+
+/// Tokens of a logical page: segments end on its multiples.
+const PAGE_TOKENS: u32 = 256;
+/// More segments than this overlap no better and cost messages.
+const SEGMENTS_WANTED: u32 = 16;
+
+impl Session {
+    /// Offers slots to requests that wait, in their order, as long as there are slots.
+    pub(super) fn admit_waiting(&mut self) -> Result<(), Failure> {
+        while let Some(submission) = self.waiting.front() {
+            let tokens = submission.prompt_ids.len() as u32 + self.steps();
+            match self
+                .side
+                .pools
+                .reserve(tokens, Room(u64::from(submission.request)))
+            {
+                Ok(lease) => {
+                    if let Some(submission) = self.waiting.pop_front() {
+                        self.admit(&submission, lease)?;
+                    }
+                }
+                Err(error) if error.is_retryable() => return Ok(()),
+                Err(error) => {
+                    let failure = cache_failure(&error);
+                    let (request, reason) = (submission.request, failure.message.clone());
+                    self.tell(&FromDecode::OfferRefused { request, reason })?;
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(&mut self, submission: &Submission, lease: WriteLease) -> Result<(), Failure> {
+        let Some(Peer {
+            id,
+            watch,
+            plan,
+            moments,
+        }) = &self.peer
+        else {
+            return Err(Failure::internal("a request without a peer"));
+        };
+        let schema = &self.side.host.schema;
+        let prompt_tokens = submission.prompt_ids.len() as u32;
+        let segment_ends = segment_ends(prompt_tokens);
+        let writers = vec![WriterLayers {
+            rank: RANK,
+            layers: 0..schema.layer_count(),
+        }];
+        let transfer = TransferPlan::compile(
+            Arc::clone(schema),
+            prompt_tokens,
+            segment_ends.clone(),
+            writers,
+        )
+        .map_err(|error| cache_failure(&error))?;
+        let epoch = lease.number();
+        let offer = Offer::new(submission, epoch.0, segment_ends, lease.block_table());
+        let mut in_flight = lease
+            .into_inflight(&transfer, epoch, &[(*id, RANK)])
+            .map_err(|refused| cache_failure(&refused.1))?;
+        let provenance = (self.side.options.verify != Verify::Off)
+            .then(|| Arc::new(ProvenanceTable::new(Room(u64::from(submission.request)))));
+        let sink = LandingSink {
+            side: Arc::clone(&self.side),
+            request: submission.request,
+            plan: transfer,
+            next: provenance
+                .clone()
+                .map(|table| table as Arc<dyn ArrivalSink>),
+        };
+        in_flight
+            .arm(&self.side.agent, Some(Arc::new(sink)))
+            .map_err(|error| cache_failure(&error))?;
+        let moment = moments.get(submission.request as usize).copied().flatten();
+        let (first_token, from_aux) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let task = Task {
+            request: submission.request,
+            flight: epoch.0,
+            prompt_tokens,
+            steps: plan.steps,
+            lease: in_flight.lease().map_err(|error| cache_failure(&error))?,
+            append: in_flight
+                .append_lease()
+                .map_err(|error| cache_failure(&error))?,
+            detector: provenance
+                .map(|table| Detector::new(table, self.side.options.verify, submission.request)),
+            first_token: from_aux,
+            stop: Arc::clone(&stop),
+            moment: moment.filter(is_ours),
+            watch: watch.clone(),
+        };
+        worker::start(Arc::clone(&self.side), task, self.inbox.clone())?;
+        self.tell(&FromDecode::Offer(offer))?;
+        let flight = Flight::new(submission.request, epoch.0, in_flight, first_token, stop);
+        self.flights.insert(epoch.0, flight);
+        Ok(())
+    }
+
+    fn steps(&self) -> u32 {
+        self.peer.as_ref().map_or(0, |peer| peer.plan.steps)
+    }
+}
+
+/// Moments at which the decode side is the one that gives up.
+fn is_ours(moment: &CancelMoment) -> bool {
+    matches!(
+        moment,
+        CancelMoment::AfterLanding | CancelMoment::MidDecode { .. }
+    )
+}
+
+/// Ends of the segments of a prompt: whole pages, not too many.
+fn segment_ends(prompt_tokens: u32) -> Vec<u32> {
+    let pages = prompt_tokens.div_ceil(PAGE_TOKENS).max(1);
+    let step = pages.div_ceil(SEGMENTS_WANTED) * PAGE_TOKENS;
+    let mut ends: Vec<u32> = (1..)
+        .map(|count| count * step)
+        .take_while(|end| *end < prompt_tokens)
+        .collect();
+    ends.push(prompt_tokens);
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_whole_pages_and_end_with_the_prompt() {
+        assert_eq!(segment_ends(1), [1]);
+        assert_eq!(segment_ends(256), [256]);
+        assert_eq!(segment_ends(257), [256, 257]);
+        assert_eq!(segment_ends(2_147).len(), 9);
+        let long = segment_ends(9_800);
+        assert!(long.len() <= 16 && long.last() == Some(&9_800), "{long:?}");
+        assert!(
+            long.iter().rev().skip(1).all(|end| end % 256 == 0),
+            "{long:?}"
+        );
+    }
+}

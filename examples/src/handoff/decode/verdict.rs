@@ -1,0 +1,159 @@
+//! The judgement: everything compared, everything counted, one report.
+
+use std::sync::PoisonError;
+
+use kvgate_kvcache::PoolStats;
+
+use super::session::{Fate, Session};
+use crate::handoff::failure::{Failure, FailureKind};
+use crate::handoff::model;
+use crate::handoff::observer::Phase;
+use crate::handoff::plan::PrefillSummary;
+use crate::handoff::report::{
+    Canary, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, Report, Requests, SCHEMA,
+    Verdict,
+};
+use crate::handoff::timeline::{Timeline, process_cpu_ms};
+use crate::handoff::{out, tally};
+
+/// Writes `--out`, compares, and puts the report together.
+pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
+    let side = &session.side;
+    let Some(peer) = &session.peer else {
+        return Err(Failure::internal("a verdict without a run"));
+    };
+    let vocab_size = side.host.vocab_size();
+    if let (Some(path), Some(prompt), Some(outcome)) = (
+        &session.output.out,
+        &session.first_prompt,
+        session.comparison.first_outcome(),
+    ) {
+        out::write(path, prompt, outcome, vocab_size)?;
+    }
+    side.markers.enter(Phase::Comparison);
+    let findings = session.comparison.findings(vocab_size);
+    let empty = PrefillSummary::default();
+    let summary = session.summary.as_ref().unwrap_or(&empty);
+    let notes = std::mem::take(&mut *side.notes.lock().unwrap_or_else(PoisonError::into_inner));
+    let totals = tally::totals(&side.host.schema, &notes, summary, session.clock_shift_us);
+    let found = std::mem::take(&mut *side.found.lock().unwrap_or_else(PoisonError::into_inner));
+    let stats = side.pools.stats();
+    let fate_count = |wanted| {
+        session
+            .fates
+            .values()
+            .filter(|fate| **fate == wanted)
+            .count() as u32
+    };
+    let requests = Requests {
+        asked: peer.plan.requests,
+        finished: fate_count(Fate::Finished),
+        cancelled: fate_count(Fate::Cancelled),
+        failed: 0,
+    };
+    let last_position = u64::from(peer.plan.prompt_tokens) + u64::from(peer.plan.steps);
+    let has_indexer = side.host.model.config().has_indexer();
+    let mut report = Report {
+        schema: SCHEMA.to_owned(),
+        verdict: Verdict::BitIdentical,
+        prompt_tokens: u64::from(peer.plan.prompt_tokens),
+        steps: peer.plan.steps,
+        chunk: peer.plan.chunk,
+        transport: side.options.transport.id().to_owned(),
+        index_k: side.options.index_k.id().to_owned(),
+        latent: side.options.latent.id().to_owned(),
+        model: model::label(&side.options),
+        seed: side.options.seed,
+        isa: side.host.model.isa().name().to_owned(),
+        pids: Pids {
+            prefill: peer.plan.prefill_pid,
+            ..Pids::default()
+        },
+        requests,
+        logits: findings.logits.clone(),
+        cache: findings.cache.clone(),
+        index_k_consulted: has_indexer && last_position / 4 > u64::from(side.host.index_topk()),
+        decode: DecodeWork {
+            prefill_tokens: 0,
+            cpu_ms: process_cpu_ms(),
+        },
+        prefill: PrefillWork {
+            cpu_ms: summary.cpu_ms,
+        },
+        pages: u64::from(side.size.pages),
+        transfers: summary.transfers,
+        bytes: totals.bytes,
+        layers: totals.layers,
+        transfer_gbps: totals.transfer_gbps,
+        hidden_share: totals.hidden_share,
+        page_reuses: stats.pages.reuses,
+        peak_in_flight: session.peak_in_flight,
+        pages_conserved: summary.pages_conserved && stats.is_conserved() && in_use(&stats) == 0,
+        canary: Canary {
+            mode: side.options.verify.id().to_owned(),
+            checked: found.checked,
+            violations: found.violations,
+        },
+        counters: counters(session),
+        fault: None,
+        hits: Hits::default(),
+        error: None,
+    };
+    conclude(&mut report, findings.is_equal(), peer.plan.concurrency);
+    let mut spans = notes.spans;
+    spans.extend(totals.transfers);
+    spans.extend(
+        summary
+            .spans
+            .iter()
+            .map(|span| span.shifted(session.clock_shift_us)),
+    );
+    Ok((report, Timeline { spans }))
+}
+
+/// Slots that did not come back.
+fn in_use(stats: &PoolStats) -> u32 {
+    [stats.pages, stats.windows, stats.requests]
+        .iter()
+        .map(|space| space.owned + space.draining)
+        .sum()
+}
+
+/// Damage is damage, whoever finds it; a run that cannot show any is invalid.
+fn conclude(report: &mut Report, is_equal: bool, concurrency: u32) {
+    let wanted_in_flight = concurrency.min(report.requests.asked);
+    let invalid = if report.logits.compared == 0 {
+        Some("0 logits compared".to_owned())
+    } else if report.peak_in_flight < wanted_in_flight {
+        Some(format!(
+            "only {} of {wanted_in_flight} requests were in flight at one time",
+            report.peak_in_flight
+        ))
+    } else if !report.pages_conserved {
+        Some("pages were lost: a pool is not whole at the end".to_owned())
+    } else {
+        None
+    };
+    if !is_equal || !report.canary.violations.is_empty() {
+        report.verdict = Verdict::Mismatch;
+    } else if let Some(reason) = invalid {
+        report.verdict = Verdict::Invalid;
+        report.error = Some(ErrorObject::of(&Failure::new(
+            FailureKind::ProvesNothing,
+            reason,
+        )));
+    }
+}
+
+fn counters(session: &Session) -> Counters {
+    let agent = session.side.agent.counters();
+    Counters {
+        stale: agent.stale,
+        duplicate: agent.duplicate,
+        unknown: agent.unknown,
+        late_after_close: agent.late_after_close,
+        refused_connections: session.refused_connections,
+        quarantined_pages: session.most_quarantined,
+        leaked_pages: 0,
+    }
+}

@@ -1,0 +1,326 @@
+//! The main thread of the prefill side: what is submitted when, and what the decode side answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use kvgate_transfer::{AgentEvent, Deadline, PeerId};
+
+use super::compute::Computed;
+use super::flight::Flight;
+use super::{Finish, Side};
+use crate::handoff::cancel::CancelMoment;
+use crate::handoff::control::Progress;
+use crate::handoff::failure::{Failure, FailureKind};
+use crate::handoff::link::transfer_failure;
+use crate::handoff::plan::{self, Message, SideMessage};
+use crate::handoff::protocol::{self, FromDecode, FromPrefill, Hello, Offer, RANK, Submission};
+use crate::handoff::timeline;
+
+/// A short sleep in the event queue of the agent, so that the compute thread is heard soon.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Where a request stands.
+enum State {
+    /// Submitted; the decode side has not answered.
+    Submitted,
+    /// Given up before the answer came.
+    Withdrawn,
+    /// Offered, being computed or sent, or sent.
+    Sending(Arc<Flight>),
+    /// Given up; the decode side waits to hear that nothing of it is under way.
+    Draining(Arc<Flight>),
+}
+
+/// A run from the side that computes prompts.
+pub(super) struct Session {
+    side: Arc<Side>,
+    work: Sender<Arc<Flight>>,
+    /// Requests that are not over.
+    open: BTreeMap<u32, State>,
+    /// Requests that are over and whose pages are still read by operations.
+    releasing: Vec<Arc<Flight>>,
+    next_request: u32,
+    computed_tokens: u64,
+    is_welcome: bool,
+    has_summed_up: bool,
+    last_event_at: Instant,
+}
+
+impl Session {
+    pub(super) fn new(side: Arc<Side>, work: Sender<Arc<Flight>>) -> Self {
+        Self {
+            side,
+            work,
+            open: BTreeMap::new(),
+            releasing: Vec::new(),
+            next_request: 0,
+            computed_tokens: 0,
+            is_welcome: false,
+            has_summed_up: false,
+            last_event_at: Instant::now(),
+        }
+    }
+
+    /// Runs until the decode side has reported. A failure of this side is told to it.
+    pub(super) fn run(mut self, computed: &Receiver<Computed>) -> Result<Finish, Failure> {
+        let ran = self.run_to_end(computed);
+        if let Err(failure) = &ran {
+            // A peer that is gone, or that failed first, needs no reason.
+            let _ = self.say(&SideMessage::Failed(failure.clone()));
+        }
+        let report = self
+            .side
+            .agent
+            .shutdown(Deadline::after(Duration::from_millis(500)));
+        tracing::debug!(?report, "agent shut down");
+        ran
+    }
+
+    fn run_to_end(&mut self, computed: &Receiver<Computed>) -> Result<Finish, Failure> {
+        self.tell(&FromPrefill::Hello(Hello::of(&self.side.host.schema)))?;
+        self.say(&SideMessage::Plan(self.side.plan.clone()))?;
+        loop {
+            while let Some(event) = self.side.agent.next_event(Deadline::after(TICK)) {
+                self.last_event_at = Instant::now();
+                if let Some(finish) = self.on_agent(event)? {
+                    return Ok(finish);
+                }
+            }
+            for said in computed.try_iter() {
+                self.on_computed(said)?;
+            }
+            self.release()?;
+            self.submit_more()?;
+            self.sum_up()?;
+            for state in self.open.values() {
+                if let State::Sending(flight) = state {
+                    flight.check_posts()?;
+                }
+            }
+            if !self.side.activity.is_busy() {
+                self.side.watch.check(self.last_event_at, "the run")?;
+            }
+        }
+    }
+
+    fn on_agent(&mut self, event: AgentEvent) -> Result<Option<Finish>, Failure> {
+        match event {
+            AgentEvent::Message { peer, bytes } if self.is_peer(peer) => match plan::parse(&bytes)?
+            {
+                Message::Side(message) => match *message {
+                    SideMessage::Finish { code, text } => Ok(Some(Finish { code, text })),
+                    SideMessage::Failed(failure) => Err(failure),
+                    SideMessage::Plan(_) | SideMessage::Summary(_) => Err(Failure::new(
+                        FailureKind::BadInput,
+                        "decode told a plan or a summary",
+                    )),
+                },
+                Message::Handoff(bytes) => self.on_handoff(protocol::parse(&bytes)?).map(|()| None),
+            },
+            AgentEvent::PeerDown { peer, cause, .. } if self.is_peer(peer) => Err(Failure::new(
+                FailureKind::PeerLost,
+                format!("decode was lost: {cause}"),
+            )),
+            _ => Ok(None),
+        }
+    }
+
+    fn is_peer(&self, peer: PeerId) -> bool {
+        self.side.watch.peer() == peer
+    }
+
+    fn on_handoff(&mut self, message: FromDecode) -> Result<(), Failure> {
+        match message {
+            FromDecode::Hello(hello) => {
+                hello.check(&self.side.host.schema)?;
+                self.is_welcome = true;
+                Ok(())
+            }
+            FromDecode::HelloRefused(failure) => Err(failure),
+            FromDecode::Offer(offer) => self.on_offer(offer),
+            FromDecode::OfferRefused { request, reason } => {
+                if let Some(State::Withdrawn) = self.open.get(&request) {
+                    self.open.remove(&request);
+                    return Ok(());
+                }
+                Err(Failure::new(
+                    FailureKind::BadInput,
+                    format!("decode refused a request: {reason}"),
+                ))
+            }
+            FromDecode::Done { request } => {
+                if let Some(State::Sending(flight)) = self.open.remove(&request) {
+                    self.releasing.push(flight);
+                }
+                Ok(())
+            }
+            FromDecode::Abort { request, .. } => {
+                if let Some(State::Sending(flight)) = self.open.remove(&request) {
+                    flight.abort();
+                    self.open.insert(request, State::Draining(flight));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn on_offer(&mut self, offer: Offer) -> Result<(), Failure> {
+        let request = offer.request;
+        let prompt_ids = self
+            .side
+            .source
+            .prompt(request, self.side.plan.prompt_tokens);
+        match self.open.remove(&request) {
+            Some(State::Submitted) => {
+                let flight = Flight::new(request, prompt_ids, offer);
+                self.open
+                    .insert(request, State::Sending(Arc::clone(&flight)));
+                self.work
+                    .send(flight)
+                    .map_err(|_| Failure::internal("the compute thread has ended"))
+            }
+            // The Offer crossed the abort: nothing was ever posted against it.
+            Some(State::Withdrawn) => self.tell(&FromPrefill::AbortAck {
+                epoch: offer.epoch,
+                rank: RANK.0,
+            }),
+            other => {
+                if let Some(state) = other {
+                    self.open.insert(request, state);
+                }
+                Err(Failure::new(
+                    FailureKind::BadInput,
+                    format!("decode offered request {request} out of turn"),
+                ))
+            }
+        }
+    }
+
+    fn on_computed(&mut self, said: Computed) -> Result<(), Failure> {
+        match said {
+            Computed::Tokens(count) => {
+                self.computed_tokens += count;
+                self.show_progress();
+                Ok(())
+            }
+            Computed::Abort(flight) => {
+                flight.abort();
+                self.tell(&FromPrefill::Abort {
+                    request: flight.request,
+                    epoch: Some(flight.offer.epoch),
+                    reason: "cancelled by prefill".to_owned(),
+                })?;
+                self.open.insert(flight.request, State::Draining(flight));
+                Ok(())
+            }
+            Computed::Failed(failure) => Err(failure),
+        }
+    }
+
+    /// Gives pages back, and says of every flight that was given up that nothing of it is under way, as
+    /// soon as it is true.
+    fn release(&mut self) -> Result<(), Failure> {
+        self.releasing.retain(|flight| !flight.release());
+        let is_quiet = |state: &State| matches!(state, State::Draining(flight) if flight.release());
+        let quiet: Vec<u32> = self
+            .open
+            .iter()
+            .filter(|(_, state)| is_quiet(state))
+            .map(|(request, _)| *request)
+            .collect();
+        for request in quiet {
+            if let Some(State::Draining(flight)) = self.open.remove(&request) {
+                self.tell(&FromPrefill::AbortAck {
+                    epoch: flight.offer.epoch,
+                    rank: RANK.0,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps C requests in flight.
+    fn submit_more(&mut self) -> Result<(), Failure> {
+        let side = Arc::clone(&self.side);
+        let plan = &side.plan;
+        while self.is_welcome
+            && self.next_request < plan.requests
+            && self.open.len() < plan.concurrency as usize
+        {
+            let request = self.next_request;
+            self.next_request += 1;
+            let prompt_ids = self.side.source.prompt(request, plan.prompt_tokens);
+            self.tell(&FromPrefill::Submit(Submission {
+                request,
+                attempt: 0,
+                prompt_ids,
+            }))?;
+            let is_withdrawn = matches!(
+                self.side.moments.get(request as usize).copied().flatten(),
+                Some(CancelMoment::BeforeOffer)
+            );
+            if is_withdrawn {
+                let reason = "cancelled before the offer".to_owned();
+                self.tell(&FromPrefill::Abort {
+                    request,
+                    epoch: None,
+                    reason,
+                })?;
+                self.open.insert(request, State::Withdrawn);
+            } else {
+                self.open.insert(request, State::Submitted);
+            }
+        }
+        Ok(())
+    }
+
+    /// After the last request: what was measured.
+    fn sum_up(&mut self) -> Result<(), Failure> {
+        if self.has_summed_up
+            || !self.open.is_empty()
+            || !self.releasing.is_empty()
+            || self.next_request < self.side.plan.requests
+        {
+            return Ok(());
+        }
+        self.has_summed_up = true;
+        let mut summary = std::mem::take(
+            &mut *self
+                .side
+                .summary
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
+        summary.cpu_ms = timeline::process_cpu_ms();
+        summary.pages_conserved = self.side.pages_conserved();
+        self.say(&SideMessage::Summary(summary))
+    }
+
+    fn show_progress(&self) {
+        let plan = &self.side.plan;
+        let total = u64::from(plan.requests) * u64::from(plan.prompt_tokens);
+        let progress = Progress {
+            prefill_tokens: self.computed_tokens,
+            prefill_tokens_total: total,
+            ..Progress::default()
+        };
+        self.side.observer.progress(progress);
+    }
+
+    fn tell(&self, message: &FromPrefill) -> Result<(), Failure> {
+        self.send(plan::wrap(&protocol::encode(message)))
+    }
+
+    fn say(&self, message: &SideMessage) -> Result<(), Failure> {
+        self.send(plan::encode(message))
+    }
+
+    fn send(&self, bytes: bytes::Bytes) -> Result<(), Failure> {
+        self.side
+            .agent
+            .send(self.side.watch.peer(), bytes)
+            .map_err(|error| transfer_failure(&error))
+    }
+}
