@@ -114,6 +114,24 @@ impl InFlight {
         Ok(())
     }
 
+    /// Begins to count without an agent. For models, whose writers count on [`InFlight::ledger`].
+    ///
+    /// # Errors
+    /// `AlreadyArmed`.
+    #[cfg(kv_loom)]
+    pub fn arm_detached(&self) -> Result<(), Error> {
+        Ok(self
+            .core
+            .barrier
+            .arm()
+            .map_err(|_| ErrorKind::AlreadyArmed)?)
+    }
+
+    /// What may still touch the slots from this process: leases, steps, local copies.
+    pub fn ledger(&self) -> &Arc<FlightLedger> {
+        &self.core.tenancy.ledger
+    }
+
     /// The gates, one stage per layer.
     pub fn barrier(&self) -> &Arc<Barrier> {
         &self.core.barrier

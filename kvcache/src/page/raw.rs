@@ -39,6 +39,7 @@ pub(crate) struct PoolBytes {
 }
 
 impl PoolBytes {
+    #[cfg(not(kv_loom))]
     pub(crate) fn new(memory: Arc<Memory>) -> PoolBytes {
         PoolBytes {
             memory: Some(memory),

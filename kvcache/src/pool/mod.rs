@@ -10,7 +10,7 @@ use std::fmt;
 
 use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{
-    Agent, Deadline, Epoch, Memory, MemoryKind, MemoryRegion, PoolGeometry, PoolId, WriterRank,
+    Agent, Deadline, Epoch, MemoryKind, MemoryRegion, PoolGeometry, PoolId, WriterRank,
 };
 
 use crate::block_table::BlockTable;
@@ -363,6 +363,7 @@ fn lay_out(schema: &CacheSchema, counts: SlotCounts) -> Result<(Vec<PoolSpan>, u
 
 #[cfg(not(kv_loom))]
 fn allocate(memory_bytes: u64, kind: MemoryKind) -> Result<PoolBytes, Error> {
+    use kvgate_transfer::Memory;
     let memory = match kind {
         MemoryKind::Shared => Memory::shared("kvgate-pools", memory_bytes)?,
         _ => Memory::host(memory_bytes)?,
