@@ -132,23 +132,12 @@ impl TransferPlan {
                 return Err(invalid("writers", count as u64, expected));
             }
         }
-        let plan = TransferPlan {
+        Ok(TransferPlan {
             schema,
             prompt_tokens,
             segment_ends,
             writers,
-        };
-        match plan
-            .schema
-            .layers()
-            .find(|layer| plan.chunks(*layer).is_empty())
-        {
-            Some(layer) => {
-                let expected = format!("a prompt that leaves rows in layer {layer}");
-                Err(invalid("prompt_tokens", prompt_tokens.into(), expected))
-            }
-            None => Ok(plan),
-        }
+        })
     }
 
     /// The prompt length.
@@ -178,7 +167,8 @@ impl TransferPlan {
             .map(|writer| writer.rank)
     }
 
-    /// Every chunk of a layer, in chunk order.
+    /// Every chunk of a layer, in chunk order. A layer without a live row (the draft block after one
+    /// token) has one chunk of one page, so that its gate has something to wait for.
     pub fn chunks(&self, layer: LayerId) -> Vec<PlannedChunk> {
         let Some(writer) = self.writer_of(layer) else {
             return Vec::new();
@@ -199,6 +189,19 @@ impl TransferPlan {
                     ordinals,
                 });
             }
+        }
+        if chunks.is_empty()
+            && let Some(row) = self.schema.rows_of(layer).first()
+        {
+            let segment = self.segment_ends.len() as u32 - 1;
+            let (pool, chunk, ordinals) = (row.pool, ChunkId(0), 0..1);
+            chunks.push(PlannedChunk {
+                pool,
+                chunk,
+                segment,
+                writer,
+                ordinals,
+            });
         }
         chunks
     }
@@ -260,7 +263,7 @@ impl TransferPlan {
     /// What one segment adds to one layer, as seen by its writer.
     ///
     /// # Errors
-    /// `NotWritten` when the witness is of another layer or proves too little, `InvalidRequest` when there
+    /// `NotWritten` when the witness proves too little, or for the last segment too much; `InvalidRequest` when there
     /// is no such segment, the tables are too small or the target lacks pools, `NotRegistered`.
     pub fn post(
         &self,
@@ -278,7 +281,10 @@ impl TransferPlan {
                 format!("below {segment_count}"),
             ));
         };
-        if written.tokens().end < needed_tokens {
+        // Window and states go with the last segment: rows behind the prompt would have moved them on.
+        let is_last = u64::from(segment) + 1 == segment_count;
+        let written_end = written.tokens().end;
+        if written_end < needed_tokens || (is_last && written_end != needed_tokens) {
             return Err(not_written(layer, needed_tokens, written));
         }
         let source = written.source().block_table();
