@@ -136,6 +136,17 @@ impl Header {
 
 const RUN_BYTES: usize = 16;
 
+impl Header {
+    /// The refusal of a body that is longer than the place allows.
+    pub(crate) fn too_long(&self, limit_bytes: usize) -> WireError {
+        WireError::TooLong {
+            kind: self.kind,
+            body_bytes: self.body_bytes as u32,
+            limit_bytes,
+        }
+    }
+}
+
 /// Head of a write: what the receiver checks before it reads one byte of payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WriteHead {

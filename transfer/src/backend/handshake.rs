@@ -31,6 +31,8 @@ use crate::sync::Arc;
 
 /// Most memories that are handed over on one connection.
 const MEMORY_LIMIT: usize = 1024;
+/// How long a listener waits for the first word.
+const HELLO_MS: u64 = 2_000;
 /// How long a refused peer gets to read the reason.
 const FAREWELL_MS: u64 = 250;
 
@@ -155,6 +157,7 @@ struct Handshake<'a> {
 impl Handshake<'_> {
     fn run(&mut self) -> Result<Greeting, HandshakeError> {
         self.authenticate()?;
+        self.reader.trust(wire::METADATA_LIMIT_BYTES);
         let greeting = match self.offer.side {
             Side::Connector => {
                 self.introduce()?;
@@ -170,7 +173,10 @@ impl Handshake<'_> {
         wire::append_ready(&mut words);
         self.send(&words)?;
         match self.next()? {
-            Frame::Ready => Ok(greeting),
+            Frame::Ready => {
+                self.reader.trust(usize::MAX);
+                Ok(greeting)
+            }
             _ => Err(out_of_turn("Ready")),
         }
     }
@@ -185,7 +191,7 @@ impl Handshake<'_> {
         let Frame::Hello {
             nonce: peer_nonce,
             has_auth_token,
-        } = self.next()?
+        } = self.first()?
         else {
             return Err(out_of_turn("Hello"));
         };
@@ -285,6 +291,19 @@ impl Handshake<'_> {
             self.reader.refuse_fds();
         }
         Ok(Greeting { metadata, memories })
+    }
+
+    /// Somebody who connects and says nothing is sent away soon: such connections have a limited number
+    /// of places.
+    fn first(&mut self) -> Result<Frame, HandshakeError> {
+        let bounds = self.bounds;
+        if self.offer.side == Side::Listener {
+            let soon = Deadline::after_ms(HELLO_MS);
+            self.bounds.deadline = Some(bounds.deadline.map_or(soon, |all| all.min(soon)));
+        }
+        let first = self.next();
+        self.bounds = bounds;
+        first
     }
 
     fn next(&mut self) -> Result<Frame, HandshakeError> {

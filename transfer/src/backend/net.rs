@@ -2,7 +2,7 @@
 //!
 //! A listener has one thread that accepts and a bounded number of threads that greet, one for each
 //! connection that has not finished its handshake. A connection that says nothing holds its own
-//! thread until the handshake deadline and nobody else. All of them end with the listener's stop
+//! thread for two seconds and nobody else. All of them end with the listener's stop
 //! signal.
 
 use std::any::Any;
@@ -30,8 +30,8 @@ use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Arc, Mutex, thread};
 
-/// Time for a stranger to become a peer.
-const GREETING_MS: u64 = 5_000;
+/// Time for a stranger to become a peer; mapping large pools is part of it.
+const GREETING_MS: u64 = 10_000;
 /// Most connections that are greeted at the same time; more are closed and counted as refused.
 const GREETING_LIMIT: usize = 64;
 /// Pause after the system refused to accept (no file descriptor left, for instance).

@@ -309,10 +309,15 @@ pub(crate) struct FrameReader {
     end: usize,
     fds: Option<VecDeque<OwnedFd>>,
     is_between_frames: bool,
+    limit_bytes: usize,
 }
 
+/// Longest body that is taken from somebody who has not said who it is.
+const STRANGER_LIMIT_BYTES: usize = 2048;
+
 impl FrameReader {
-    /// A reader without read-ahead. With `takes_fds` it keeps the file descriptors that arrive.
+    /// A reader without read-ahead, for a stranger: bodies are short. With `takes_fds` it keeps the file
+    /// descriptors that arrive.
     pub(crate) fn new(takes_fds: bool) -> Self {
         Self {
             buffer: vec![0; READ_BYTES],
@@ -320,6 +325,7 @@ impl FrameReader {
             end: 0,
             fds: takes_fds.then(VecDeque::new),
             is_between_frames: true,
+            limit_bytes: STRANGER_LIMIT_BYTES,
         }
     }
 
@@ -335,11 +341,19 @@ impl FrameReader {
         let mut header_bytes = [0; HEADER_BYTES];
         header_bytes.copy_from_slice(&self.ahead()[..HEADER_BYTES]);
         let header = Header::parse(&header_bytes)?;
+        if header.body_bytes > self.limit_bytes {
+            return Err(header.too_long(self.limit_bytes).into());
+        }
         self.start += HEADER_BYTES;
         self.is_between_frames = false;
         let rest = self.rest(header.body_bytes + CRC_BYTES, socket, bounds)?;
         self.is_between_frames = true;
         Ok(Frame::decode(&header_bytes, header, rest)?)
+    }
+
+    /// Takes bodies of up to `limit_bytes` from now on, within the limits of their kinds.
+    pub(crate) fn trust(&mut self, limit_bytes: usize) {
+        self.limit_bytes = limit_bytes;
     }
 
     /// Whether [`FrameReader::next`] may be called again after it ended without a frame.

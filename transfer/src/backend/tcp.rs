@@ -416,7 +416,10 @@ mod tests {
         shapes.iter().map(pair).unzip()
     }
 
-    fn cut(shapes: &[(u64, u32)]) -> Vec<(Vec<(u32, u32)>, u64, bool)> {
+    /// Slots, payload and whether it is the last one.
+    type Shape = (Vec<(u32, u32)>, u64, bool);
+
+    fn cut(shapes: &[(u64, u32)]) -> Vec<Shape> {
         let (local, remote) = runs(shapes);
         let mut parts = Parts::new(&local, &remote);
         let mut seen = Vec::new();
