@@ -160,6 +160,7 @@ impl SlotRange {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

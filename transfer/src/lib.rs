@@ -98,6 +98,12 @@ mod ids;
 #[cfg_attr(kv_loom, allow(dead_code))]
 mod mem;
 mod obs;
+#[cfg(all(feature = "sim", not(kv_loom)))]
+pub mod sim {
+    //! The seeded simulation: agents on one thread and a virtual clock.
+
+    pub use crate::backend::sim::{Death, SimCounts, SimFaults, SimNet};
+}
 mod source;
 mod stream;
 #[doc(hidden)]

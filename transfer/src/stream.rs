@@ -116,6 +116,7 @@ impl StepClock {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -1,5 +1,7 @@
 //! The contract of the backends, one run per backend.
 
+#![allow(clippy::unwrap_used)]
+
 #[macro_use]
 mod contract;
 
@@ -89,6 +91,38 @@ fn connect_to(backend: &impl Backend, a: &Agent, b: &Agent, address: &Address) -
     (b_at_a, a_at_b)
 }
 
+/// The simulation without faults: its own tests have them.
+#[cfg(feature = "sim")]
+struct Sim(kvgate_transfer::sim::SimNet);
+
+#[cfg(feature = "sim")]
+impl Backend for Sim {
+    fn new() -> Self {
+        Self(kvgate_transfer::sim::SimNet::new(
+            1,
+            kvgate_transfer::sim::SimFaults::none(),
+        ))
+    }
+
+    fn agent(&self, name: &str, config: TransferConfig) -> Agent {
+        self.0.agent(name).config(config).build().unwrap()
+    }
+
+    fn memory(&self, len_bytes: u64) -> Memory {
+        Memory::host(len_bytes).unwrap()
+    }
+
+    fn connect(&self, a: &Agent, b: &Agent) -> (PeerId, PeerId) {
+        self.0.connect(a, b).unwrap()
+    }
+
+    fn run(&self) {
+        self.0.run_until_idle();
+    }
+}
+
 contract!(local, Local);
+#[cfg(feature = "sim")]
+contract!(sim, Sim);
 contract!(tcp, Tcp);
 contract!(shm, Shm);

@@ -17,6 +17,8 @@ pub(crate) mod net;
 #[cfg(not(kv_loom))]
 #[allow(unsafe_code)]
 pub(crate) mod shm;
+#[cfg(all(feature = "sim", not(kv_loom)))]
+pub(crate) mod sim;
 #[cfg(not(kv_loom))]
 pub(crate) mod socket;
 #[cfg(not(kv_loom))]

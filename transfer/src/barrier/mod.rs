@@ -428,4 +428,5 @@ fn cause_of(causes: &[Option<Cause>], stage: StageId) -> Cause {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests;

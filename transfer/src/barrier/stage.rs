@@ -110,6 +110,7 @@ impl Stage {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

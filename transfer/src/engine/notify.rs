@@ -178,6 +178,7 @@ impl Engine {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

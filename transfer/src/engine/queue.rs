@@ -228,6 +228,7 @@ impl Drop for OpSlot {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -303,6 +303,7 @@ impl Drop for Outstanding {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -41,10 +41,11 @@ impl Engine {
                 flight.barrier.fail(StageSel::All, Cause::Shutdown);
             }
         }
-        let peers = self.all_peers();
-        for peer in &peers {
+        // Half of the time to send what is queued, the other half to end.
+        let drained_by = Deadline::after(deadline.remaining() / 2);
+        for peer in &self.all_peers() {
             if self.has_workers {
-                peer.queue.wait_drained(deadline);
+                peer.queue.wait_drained(drained_by);
             }
             self.fail_peer(peer, Cause::Shutdown);
         }

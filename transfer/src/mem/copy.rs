@@ -40,6 +40,31 @@ pub(crate) fn copy_runs(src: &[SlotRun], dst: &[SlotRun]) {
     }
 }
 
+/// The bytes of a run, for a simulated write that outlives its process. Safe as [`copy_runs`] is.
+#[cfg(feature = "sim")]
+pub(crate) fn snapshot(run: &SlotRun) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (from, len) in run.stretches() {
+        let start = bytes.len();
+        bytes.resize(start + len, 0);
+        // SAFETY: I-16: a stretch of a checked run; I-21: the operation holds the source regions.
+        unsafe { from.copy_to_nonoverlapping(bytes[start..].as_mut_ptr(), len) };
+    }
+    bytes
+}
+
+/// Writes the bytes of [`snapshot`] to a run of the same shape. Safe as [`copy_runs`] is.
+#[cfg(feature = "sim")]
+pub(crate) fn restore(bytes: &[u8], run: &SlotRun) {
+    let mut rest = bytes;
+    for (to, len) in run.stretches() {
+        let (now, later) = rest.split_at(len);
+        // SAFETY: I-16: a stretch of a checked run; I-21: the simulation holds the target regions.
+        unsafe { to.copy_from_nonoverlapping(now.as_ptr(), len) };
+        rest = later;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -187,6 +187,7 @@ impl Drop for RegionHold {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -71,6 +71,7 @@ impl PeerMapping {
 }
 
 #[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::mem::Memory;

@@ -261,7 +261,6 @@ pub(crate) fn a_closed_region_refuses_and_is_quiet(backend: impl Backend) {
     assert_eq!(b.agent.counters().draining_regions, 0);
 
     // The sender withdraws its own.
-    drop(post);
     a.region.take().unwrap().close(patience()).unwrap();
     let refused = a.agent.post(
         &transfer,

@@ -224,6 +224,7 @@ macro_rules! contract {
     };
 }
 
+/// The tests of one backend.
 #[macro_export]
 macro_rules! contract_tests {
     ($backend:ty: $($file:ident :: $name:ident,)*) => {

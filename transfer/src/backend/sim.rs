@@ -1,0 +1,627 @@
+//! The simulation: links over a virtual clock, one thread, every fault from a seed.
+//!
+//! Everything above the link is production code: queues, operations, ledgers, barriers, notification. Agents
+//! of a [`SimNet`] have no threads; [`SimNet::step`] runs their queues and then the earliest event. An
+//! operation is a write of each run at its own moment, then an arrival at the receiver and a completion
+//! at the sender. Messages never overtake what was posted before them, as on every link.
+//!
+//! **What is protected by what.** One mutex guards the whole network. It is free while an engine is
+//! called, so a call may post, close or kill.
+
+use std::{collections::BTreeMap, fmt, ops::Range};
+
+use bytes::Bytes;
+
+use crate::{
+    Agent, AgentBuilder, Arrival, arc_dyn,
+    backend::{
+        Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, Resolved, RunPairs,
+    },
+    engine::Engine,
+    error::{Cause, Error, ErrorKind},
+    ids::{OpId, PeerId},
+    mem::copy::{copy_runs, restore, snapshot},
+    sync::{Arc, Mutex},
+    visibility::Visibility,
+};
+
+/// What goes wrong, and how often. Shares are in thousandths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimFaults {
+    /// Time between two things of one operation, in nanoseconds of the virtual clock.
+    pub delay_ns: Range<u64>,
+    /// Operations overtake each other.
+    pub reorder: bool,
+    /// Arrivals that come twice.
+    pub duplicate_per_mille: u32,
+    /// Arrivals that never come, although the bytes did.
+    pub drop_per_mille: u32,
+    /// Operations that write a part and fail.
+    pub fail_per_mille: u32,
+    /// Operations that are announced with a lower level before their bytes are there.
+    pub split_per_mille: u32,
+}
+
+impl SimFaults {
+    /// Delays only.
+    pub fn none() -> Self {
+        Self {
+            delay_ns: 1..1_000,
+            reorder: false,
+            duplicate_per_mille: 0,
+            drop_per_mille: 0,
+            fail_per_mille: 0,
+            split_per_mille: 0,
+        }
+    }
+
+    /// Everything, with long delays.
+    pub fn all() -> Self {
+        Self {
+            delay_ns: 1..1_000_000,
+            reorder: true,
+            duplicate_per_mille: 100,
+            drop_per_mille: 30,
+            fail_per_mille: 30,
+            split_per_mille: 200,
+        }
+    }
+}
+
+/// What happens to the writes of a process that is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// They are gone, and the survivors know it.
+    Proven,
+    /// They may land later, as from a network card that nobody can ask.
+    Unprovable,
+}
+
+/// What was injected so far: a test checks that its window was entered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounts {
+    /// Arrivals that came twice.
+    pub duplicated: u64,
+    /// Arrivals that never came.
+    pub dropped: u64,
+    /// Operations that failed half way.
+    pub failed: u64,
+    /// Operations that were announced too early, with a lower level.
+    pub split: u64,
+    /// Writes that landed after their process was killed.
+    pub late_writes: u64,
+}
+
+/// A network of agents on one thread and one virtual clock.
+pub struct SimNet {
+    net: Arc<Net>,
+}
+
+struct Net {
+    faults: SimFaults,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    random: u64,
+    now_ns: u64,
+    sequence: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    /// Per end of a connection; the other end is `index ^ 1`.
+    ends: Vec<End>,
+    counts: SimCounts,
+}
+
+struct End {
+    engine: Arc<Engine>,
+    receiver: Option<(PeerId, Arc<dyn LinkEvents>)>,
+    is_closed: bool,
+    /// What this end asks when the other one is lost.
+    quiesce: Quiesce,
+    /// Nothing of this end happens at the other end before this moment, unless it may overtake.
+    in_order_ns: u64,
+    /// Last moment of an operation, which messages do not overtake.
+    operations_ns: u64,
+}
+
+struct Event {
+    /// The end that caused it.
+    from: usize,
+    what: What,
+}
+
+enum What {
+    /// A run of an operation reaches the receiver's memory.
+    Write {
+        runs: Arc<RunPairs>,
+        index: usize,
+        target: Arc<Resolved>,
+    },
+    /// The same, from a process that is dead.
+    LateWrite {
+        bytes: Vec<u8>,
+        index: usize,
+        target: Arc<Resolved>,
+    },
+    Arrive {
+        arrival: Arrival,
+        level: Visibility,
+    },
+    Complete {
+        op: OpId,
+        result: Result<Visibility, Error>,
+    },
+    Message(Bytes),
+    Progress(u64),
+    Down {
+        cause: Cause,
+        quiesce: Quiesce,
+    },
+}
+
+struct SimLink {
+    net: Arc<Net>,
+    end: usize,
+}
+
+impl SimNet {
+    /// An empty network; the same seed and calls give the same run.
+    pub fn new(seed: u64, faults: SimFaults) -> Self {
+        let state = State {
+            random: seed,
+            ..State::default()
+        };
+        Self {
+            net: Arc::new(Net {
+                faults,
+                state: Mutex::new(state),
+            }),
+        }
+    }
+
+    /// Starts to build an agent of this network. It has no threads: nothing happens outside
+    /// [`SimNet::step`].
+    pub fn agent(&self, name: &str) -> AgentBuilder {
+        Agent::builder(name).without_workers()
+    }
+
+    /// Connects two agents: the number of `b` at `a`, and of `a` at `b`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] when one of them is shut down.
+    pub fn connect(&self, a: &Agent, b: &Agent) -> Result<(PeerId, PeerId), Error> {
+        let (a, b) = (a.engine(), b.engine());
+        let (told_a, told_b) = (a.describe(), b.describe());
+        let first = {
+            let mut state = self.net.state.lock();
+            state
+                .ends
+                .extend([a, b].map(|engine| End::new(engine.clone())));
+            state.ends.len() - 2
+        };
+        let link = |end| arc_dyn!(SimLink { net: self.net.clone(), end } => dyn Link);
+        let b_at_a = Engine::attach(a, link(first), told_b.metadata.clone(), &told_a)?;
+        let a_at_b = Engine::attach(b, link(first + 1), told_a.metadata.clone(), &told_b)
+            .inspect_err(|error| a.drop_peer(b_at_a, error))?;
+        Ok((b_at_a, a_at_b))
+    }
+
+    /// Runs the queues of all agents, then the earliest event; `false` when there was none.
+    pub fn step(&self) -> bool {
+        self.run_queues();
+        let next = {
+            let mut state = self.net.state.lock();
+            state
+                .events
+                .pop_first()
+                .inspect(|((at, _), _)| state.now_ns = *at)
+        };
+        let Some((_, event)) = next else { return false };
+        self.net.happen(event);
+        true
+    }
+
+    /// Steps until nothing is left to happen.
+    pub fn run_until_idle(&self) {
+        while self.step() {}
+    }
+
+    /// The virtual clock.
+    pub fn now_ns(&self) -> u64 {
+        self.net.state.lock().now_ns
+    }
+
+    /// What was injected so far.
+    pub fn counts(&self) -> SimCounts {
+        self.net.state.lock().counts
+    }
+
+    /// A number below `limit` from the seed of the network.
+    pub fn random(&self, limit: u64) -> u64 {
+        self.net.state.lock().random(limit)
+    }
+
+    /// Kills the process of an agent: it does nothing any more, and its peers hear of it. The agent is to
+    /// be dropped.
+    pub fn kill(&self, agent: &Agent, death: Death) {
+        let mut state = self.net.state.lock();
+        let is_of = |end: &End| Arc::ptr_eq(&end.engine, agent.engine());
+        let killed: Vec<usize> = (0..state.ends.len())
+            .filter(|i| is_of(&state.ends[*i]))
+            .collect();
+        let mut closed = Vec::new();
+        for end in killed {
+            if !state.ends[end].is_closed {
+                closed.push(state.end_connection(end, death, &self.net.faults));
+            }
+        }
+        drop(state);
+        drop(closed);
+    }
+
+    fn run_queues(&self) {
+        let peers: Vec<_> = {
+            let state = self.net.state.lock();
+            let open = state.ends.iter().filter(|end| !end.is_closed);
+            open.filter_map(|end| Some((end.engine.clone(), end.receiver.as_ref()?.0)))
+                .collect()
+        };
+        for (engine, peer) in peers {
+            engine.run_queued(peer);
+        }
+    }
+}
+
+impl Net {
+    /// Lets one event happen, with the state free while an engine is called.
+    fn happen(&self, Event { from, what }: Event) {
+        match what {
+            What::Write {
+                runs,
+                index,
+                target,
+            } => {
+                copy_runs(&runs.local[index..=index], &target.runs[index..=index]);
+            }
+            What::LateWrite {
+                bytes,
+                index,
+                target,
+            } => {
+                self.state.lock().counts.late_writes += 1;
+                restore(&bytes, &target.runs[index]);
+            }
+            What::Complete { op, result } => {
+                if let Some((peer, events)) = self.receiver(from) {
+                    events.completed(peer, op, result);
+                }
+            }
+            other => {
+                let Some((peer, events)) = self.receiver(from ^ 1) else {
+                    return;
+                };
+                match other {
+                    What::Arrive { arrival, level } => events.arrived(peer, arrival, level),
+                    What::Message(bytes) => events.message(peer, bytes),
+                    What::Progress(counter) => events.progress(peer, counter),
+                    What::Down { cause, quiesce } => events.down(peer, cause, quiesce),
+                    What::Write { .. } | What::LateWrite { .. } | What::Complete { .. } => {}
+                }
+            }
+        }
+    }
+
+    fn receiver(&self, end: usize) -> Option<(PeerId, Arc<dyn LinkEvents>)> {
+        self.state.lock().ends[end].receiver.clone()
+    }
+}
+
+impl End {
+    fn new(engine: Arc<Engine>) -> Self {
+        Self {
+            engine,
+            receiver: None,
+            is_closed: false,
+            quiesce: Quiesce::Proven,
+            in_order_ns: 0,
+            operations_ns: 0,
+        }
+    }
+}
+
+impl State {
+    /// The next number below `limit` (splitmix64).
+    fn random(&mut self, limit: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+
+    fn happens(&mut self, per_mille: u32) -> bool {
+        self.random(1000) < u64::from(per_mille)
+    }
+
+    fn delay(&mut self, faults: &SimFaults) -> u64 {
+        let Range { start, end } = faults.delay_ns;
+        start + self.random(end.saturating_sub(start))
+    }
+
+    fn schedule(&mut self, at_ns: u64, from: usize, what: What) {
+        self.sequence += 1;
+        self.events
+            .insert((at_ns, self.sequence), Event { from, what });
+    }
+
+    /// An operation of `end`: its writes, its arrival, its completion.
+    fn operation(&mut self, end: usize, op: &PostedOp, target: Resolved, faults: &SimFaults) {
+        let target = Arc::new(target);
+        let start = match faults.reorder {
+            true => self.now_ns,
+            false => self.ends[end].in_order_ns.max(self.now_ns),
+        };
+        let fails = self.happens(faults.fail_per_mille);
+        let run_count = op.runs.remote.len();
+        let written_count = if fails {
+            self.random(run_count as u64) as usize
+        } else {
+            run_count
+        };
+        let mut landed = start;
+        for index in 0..written_count {
+            let at = start + self.delay(faults);
+            landed = landed.max(at);
+            let (runs, target) = (op.runs.clone(), target.clone());
+            self.schedule(
+                at,
+                end,
+                What::Write {
+                    runs,
+                    index,
+                    target,
+                },
+            );
+        }
+        let told = landed + self.delay(faults);
+        let result = if fails {
+            self.counts.failed += 1;
+            Err(ErrorKind::Refused {
+                reason: "simulated failure".to_owned(),
+            }
+            .into())
+        } else {
+            if let Some(arrival) = &op.arrival {
+                self.announce(end, arrival, start..landed, told, faults);
+            }
+            Ok(Visibility::RemoteVisible)
+        };
+        self.schedule(told, end, What::Complete { op: op.id, result });
+        let end = &mut self.ends[end];
+        end.in_order_ns = end.in_order_ns.max(told);
+        end.operations_ns = end.operations_ns.max(told);
+    }
+
+    /// The arrival of an operation whose bytes are written `during` and complete at its end.
+    fn announce(
+        &mut self,
+        end: usize,
+        arrival: &Arrival,
+        during: Range<u64>,
+        told: u64,
+        faults: &SimFaults,
+    ) {
+        let arrive = |level| What::Arrive {
+            arrival: arrival.clone(),
+            level,
+        };
+        if self.happens(faults.split_per_mille) {
+            self.counts.split += 1;
+            let level = match self.random(2) {
+                0 => Visibility::LocalDone,
+                _ => Visibility::RemoteDelivered,
+            };
+            let early = during.start + self.random(during.end - during.start);
+            self.schedule(early, end, arrive(level));
+        }
+        if self.happens(faults.drop_per_mille) {
+            self.counts.dropped += 1;
+            return;
+        }
+        self.schedule(told, end, arrive(Visibility::RemoteVisible));
+        if self.happens(faults.duplicate_per_mille) {
+            self.counts.duplicated += 1;
+            let again = told + self.delay(faults);
+            self.schedule(again, end, arrive(Visibility::RemoteVisible));
+            let end = &mut self.ends[end];
+            end.operations_ns = end.operations_ns.max(again);
+        }
+    }
+
+    /// Something small that keeps its place behind everything posted before.
+    fn in_order(&mut self, end: usize, what: What, faults: &SimFaults) {
+        let behind = self.ends[end].in_order_ns.max(self.ends[end].operations_ns);
+        let at = behind.max(self.now_ns) + self.delay(faults);
+        self.ends[end].in_order_ns = at;
+        self.schedule(at, end, what);
+    }
+
+    /// `end` ends the connection. What is given back is to be dropped with the state free.
+    fn end_connection(&mut self, end: usize, death: Death, faults: &SimFaults) -> Vec<Garbage> {
+        let (ours, theirs) = (end, end ^ 1);
+        let mut garbage = Vec::new();
+        self.ends[ours].is_closed = true;
+        garbage.push(Garbage::Receiver(self.ends[ours].receiver.take()));
+        let of_pair: Vec<_> = self
+            .events
+            .iter()
+            .filter(|(_, e)| e.from | 1 == end | 1)
+            .map(|(key, _)| *key)
+            .collect();
+        for key in of_pair {
+            let Some(event) = self.events.remove(&key) else {
+                continue;
+            };
+            match event.what {
+                What::Write {
+                    runs,
+                    index,
+                    target,
+                } if event.from == ours && death == Death::Unprovable => {
+                    let bytes = snapshot(&runs.local[index]);
+                    let at = key.0 + self.delay(faults) * 8;
+                    self.schedule(
+                        at,
+                        ours,
+                        What::LateWrite {
+                            bytes,
+                            index,
+                            target,
+                        },
+                    );
+                    garbage.push(Garbage::Runs(runs));
+                }
+                what @ What::LateWrite { .. } => {
+                    self.events.insert(
+                        key,
+                        Event {
+                            from: event.from,
+                            what,
+                        },
+                    );
+                }
+                // The survivor hears the end of the connection instead of the end of its operations.
+                what => garbage.push(Garbage::Event(what)),
+            }
+        }
+        if !self.ends[theirs].is_closed {
+            let quiesce = match death {
+                Death::Proven => Quiesce::Proven,
+                Death::Unprovable => Quiesce::Unprovable(Cause::PeerLost {
+                    reason: "killed".to_owned(),
+                }),
+            };
+            self.ends[theirs].quiesce = quiesce.clone();
+            let at = self.now_ns + self.delay(faults);
+            let cause = Cause::PeerLost {
+                reason: "the connection has ended".to_owned(),
+            };
+            self.schedule(at, ours, What::Down { cause, quiesce });
+        }
+        garbage
+    }
+}
+
+/// Things whose drop may call an engine.
+#[allow(dead_code)] // Kept for their drops.
+enum Garbage {
+    Receiver(Option<(PeerId, Arc<dyn LinkEvents>)>),
+    Runs(Arc<RunPairs>),
+    Event(What),
+}
+
+impl SimLink {
+    /// The engine on the other side and the state, unless the connection has ended.
+    fn with<R>(&self, act: impl FnOnce(&mut State, &SimFaults) -> R) -> Result<R, Error> {
+        let mut state = self.net.state.lock();
+        if state.ends[self.end].is_closed || state.ends[self.end ^ 1].is_closed {
+            return Err(ErrorKind::PeerLost {
+                reason: "the connection has ended".to_owned(),
+            }
+            .into());
+        }
+        Ok(act(&mut state, &self.net.faults))
+    }
+}
+
+impl Link for SimLink {
+    fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
+        self.with(|state, _| state.ends[self.end].receiver = Some((peer, events)))
+    }
+
+    fn kind(&self) -> BackendKind {
+        BackendKind::Sim
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            completion: Visibility::RemoteVisible,
+            max_descriptors: u64::MAX,
+            arrival_in_band: true,
+            access: Access::Checked,
+        }
+    }
+
+    fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
+        let receiver = self.with(|state, _| state.ends[self.end ^ 1].receiver.clone())?;
+        let lost = || {
+            Error::from(ErrorKind::PeerLost {
+                reason: "not connected".to_owned(),
+            })
+        };
+        let (peer, events) = receiver.ok_or_else(lost)?;
+        let target = events.resolve(peer, &op.runs.remote)?;
+        self.with(|state, faults| state.operation(self.end, op, target, faults))?;
+        Ok(Posted::Pending)
+    }
+
+    fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
+        let what = What::Arrive {
+            arrival: arrival.clone(),
+            level,
+        };
+        self.with(|state, faults| state.in_order(self.end, what, faults))
+    }
+
+    fn send(&self, message: &[u8]) -> Result<(), Error> {
+        let what = What::Message(Bytes::copy_from_slice(message));
+        self.with(|state, faults| state.in_order(self.end, what, faults))
+    }
+
+    fn send_progress(&self, counter: u64) -> Result<(), Error> {
+        self.with(|state, faults| state.in_order(self.end, What::Progress(counter), faults))
+    }
+
+    fn quiesce(&self) -> Quiesce {
+        self.net.state.lock().ends[self.end].quiesce.clone()
+    }
+
+    fn close(&self) {
+        let mut state = self.net.state.lock();
+        if state.ends[self.end].is_closed {
+            return;
+        }
+        let garbage = state.end_connection(self.end, Death::Proven, &self.net.faults);
+        drop(state);
+        drop(garbage);
+    }
+}
+
+/// What is left of the connections lets go of the engines.
+impl Drop for SimNet {
+    fn drop(&mut self) {
+        let (events, receivers) = {
+            let mut state = self.net.state.lock();
+            let receivers: Vec<_> = state
+                .ends
+                .iter_mut()
+                .map(|end| end.receiver.take())
+                .collect();
+            (std::mem::take(&mut state.events), receivers)
+        };
+        // With the state free: these drops call engines.
+        drop((events, receivers));
+    }
+}
+
+impl fmt::Debug for SimNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.net.state.lock();
+        f.debug_struct("SimNet")
+            .field("now_ns", &state.now_ns)
+            .field("event_count", &state.events.len())
+            .field("counts", &state.counts)
+            .finish_non_exhaustive()
+    }
+}
