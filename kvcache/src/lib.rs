@@ -6,6 +6,9 @@
 pub mod block_table;
 pub mod canary;
 pub mod error;
+#[cfg(all(feature = "fault-injection", not(kv_loom)))]
+#[doc(hidden)]
+pub mod fault;
 pub mod fingerprint;
 pub mod geometry;
 pub mod handoff;

@@ -384,6 +384,24 @@ impl KvPost {
         self.moves.is_empty()
     }
 
+    /// A post to the same place with nothing in it, against the same witness.
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
+    pub(crate) fn empty_like(&self, written: &WrittenLayer) -> KvPost {
+        KvPost {
+            moves: Vec::new(),
+            source: source_ready(written),
+            keepalive: self.keepalive.clone(),
+            arrival: Arrival {
+                epoch: self.arrival.epoch,
+                tickets: Vec::new(),
+                note: Bytes::new(),
+            },
+            local_pools: self.local_pools.clone(),
+            remote_pools: self.remote_pools.clone(),
+            incarnation: self.incarnation,
+        }
+    }
+
     /// Bytes of all pages.
     pub fn bytes(&self) -> u64 {
         self.moves.iter().map(|page_move| page_move.bytes).sum()

@@ -72,10 +72,11 @@ fn rows_come_back_as_written_in_every_component() {
 fn components_that_a_layer_lacks_have_no_view() {
     let pools = pools(2, 2, 1);
     let mut lease = pools.reserve(10, Room(1)).unwrap();
-    let layer = lease.layer_mut(LayerId(0)).unwrap();
-    assert!(layer.component(Component::SwaLatent).is_some());
-    assert!(layer.component(Component::IndexK).is_none());
-    drop(layer);
+    {
+        let layer = lease.layer_mut(LayerId(0)).unwrap();
+        assert!(layer.component(Component::SwaLatent).is_some());
+        assert!(layer.component(Component::IndexK).is_none());
+    }
     let error = lease.layer_mut(LayerId(3)).unwrap_err();
     let expected = ErrorKind::UnknownLayer {
         layer: LayerId(3),

@@ -96,7 +96,7 @@ impl PageLease {
         &self.core.tenancy.table
     }
 
-    pub(super) fn core(&self) -> &Arc<FlightCore> {
+    pub(crate) fn core(&self) -> &Arc<FlightCore> {
         &self.core
     }
 

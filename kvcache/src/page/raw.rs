@@ -73,6 +73,15 @@ impl PoolBytes {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
+    /// Copies bytes into a page at `offset_bytes`.
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
+    pub(crate) fn write(&self, span: &PoolSpan, page: u32, offset_bytes: u64, from: &[u8]) {
+        let into = self.page_range(span, page, offset_bytes, from.len() as u64);
+        // SAFETY: I-16: `page_range` checked that the range lies inside the page and the mapping. The
+        // only caller damages a page of its own on purpose.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
+    }
+
     /// Copies a whole physical page inside one pool.
     pub(crate) fn copy_page(&self, span: &PoolSpan, from_page: u32, to_page: u32) {
         assert_ne!(from_page, to_page, "a page is not copied onto itself");
