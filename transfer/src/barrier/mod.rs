@@ -26,7 +26,7 @@ use crate::{
     deadline::Deadline,
     error::Cause,
     ids::{ChunkId, Epoch, StageId, TicketId, WriterRank},
-    sync::{Arc, AtomicU32, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering},
     visibility::Visibility,
 };
 
@@ -73,6 +73,10 @@ pub struct Barrier {
 struct Flight {
     plan: BarrierPlan,
     stages: Vec<Stage>,
+    /// Set once every stage counts. Apart from the stages' words, so that a redemption touches its stage
+    /// with read-modify-writes only: the model checker remembers just the last access of each word, and a
+    /// load right before the decrement would hide the readers it races with.
+    is_armed: AtomicBool,
     /// Chunks that have not landed, per writer of the plan.
     writers: Vec<AtomicU32>,
     /// The first cause per failed stage.
@@ -95,6 +99,7 @@ impl Barrier {
             stages: (0..plan.stages.len())
                 .map(|s| Stage::new(count(s)))
                 .collect(),
+            is_armed: AtomicBool::new(false),
             writers: plan
                 .writers
                 .iter()
@@ -131,6 +136,7 @@ impl Barrier {
         let flight = self.flight.as_ref().ok_or(BarrierError::AlreadyArmed)?;
         // Every stage, whatever the first one says: two racing calls end with one error and all armed.
         let fresh = flight.stages.iter().filter(|stage| stage.arm()).count();
+        flight.is_armed.store(true, Ordering::Release);
         flight.waiters.notify();
         if fresh == flight.stages.len() {
             Ok(())
@@ -360,7 +366,7 @@ impl Barrier {
             flight.count_late(UNKNOWN);
             return Err(BarrierError::NotVisible(level));
         }
-        if !flight.stages[usize::from(ticket.stage.0)].is_armed() {
+        if !flight.is_armed.load(Ordering::Acquire) {
             flight.count_late(UNKNOWN);
             return Err(BarrierError::NotArmed);
         }
