@@ -158,7 +158,7 @@ fn faults_do_not_exist_in_this_build() {
     }
     let help = pd_handoff(&["--help"]);
     assert!(
-        help.code == Some(0) && !help.stdout.contains("fault"),
+        help.code == Some(0) && !help.stdout.contains("--fault"),
         "{}",
         help.stdout
     );

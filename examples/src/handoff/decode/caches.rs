@@ -1,9 +1,10 @@
 //! The caches of a request after its hand-off: every layer is asked for at its gate, in every step.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
-use kvgate_kvcache::{self as kvcache, LayerId, LayerMut};
+use kvgate_kvcache::{self as kvcache, CacheSchema, LayerId, LayerMut, ReadyLayer};
 use kvgate_model::{ErrorKind, LayerCaches, ModelError};
 use kvgate_transfer::BarrierError;
 
@@ -77,7 +78,11 @@ impl<'a> DecodeCaches<'a> {
 
     /// The request is over: a last look at its pages, and the rows for the comparison.
     pub(super) fn finish(mut self, outcome: &mut Outcome, tokens: u32) -> Result<(), Failure> {
-        let schema = &self.side.host.schema;
+        if self.is_first_step {
+            // No step has waited at the gates.
+            self.wait_for_all()?;
+        }
+        let schema = Arc::clone(&self.side.host.schema);
         for layer in schema.layers() {
             self.check_again(layer);
             let ready = self
@@ -85,12 +90,11 @@ impl<'a> DecodeCaches<'a> {
                 .lease
                 .layer(layer, link::slice())
                 .map_err(|error| cache_failure(&error))?;
-            let view = ready.view();
-            outcome
-                .final_rows
-                .extend(rows::of_layer(schema, layer, tokens, |row| {
-                    view.component(row.component)
-                }));
+            if self.is_first_step {
+                self.landed_rows
+                    .extend(digests(&schema, &ready, self.task.prompt_tokens));
+            }
+            outcome.final_rows.extend(digests(&schema, &ready, tokens));
         }
         if let Some(detector) = &self.task.detector {
             detector.finish(self.side);
@@ -181,11 +185,11 @@ impl LayerCaches for DecodeCaches<'_> {
             .layer(layer, link::slice())
             .map_err(ModelError::from)?;
         if self.is_first_step {
-            let (schema, view) = (&self.side.host.schema, ready.view());
-            let digests = rows::of_layer(schema, layer, self.task.prompt_tokens, |row| {
-                view.component(row.component)
-            });
-            self.landed_rows.extend(digests);
+            self.landed_rows.extend(digests(
+                &self.side.host.schema,
+                &ready,
+                self.task.prompt_tokens,
+            ));
         }
         self.layer_began_us = timeline::now_us();
         self.task.append.layer(&ready).map_err(ModelError::from)
@@ -198,6 +202,14 @@ impl LayerCaches for DecodeCaches<'_> {
         }
         Ok(())
     }
+}
+
+/// Digests of the live rows of a layer that is ready.
+fn digests(schema: &CacheSchema, ready: &ReadyLayer<'_>, tokens: u32) -> Vec<RowDigests> {
+    let view = ready.view();
+    rows::of_layer(schema, ready.layer(), tokens, |row| {
+        view.component(row.component)
+    })
 }
 
 fn is_timeout(error: &kvcache::Error) -> bool {

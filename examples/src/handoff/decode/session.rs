@@ -25,6 +25,9 @@ use crate::handoff::reference::{ReferenceEvent, ReferenceLink};
 /// How often waits are looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(10);
 
+/// How long the peer may take to hear the verdict.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -123,7 +126,10 @@ impl Session {
         };
         if let Some(peer) = &self.peer {
             // A peer that is gone needs no verdict.
-            let _ = self.side.agent.send(peer.id, plan::encode(&message));
+            let told = self.side.agent.send(peer.id, plan::encode(&message));
+            if told.is_ok() {
+                wait_for_goodbye(events, peer.id);
+            }
         }
         let deadline = kvgate_transfer::Deadline::after(Duration::from_millis(500));
         let report = self.side.agent.shutdown(deadline);
@@ -464,5 +470,15 @@ impl Session {
             decoded_tokens_total: total,
             ..Progress::default()
         });
+    }
+}
+
+/// The peer closes the connection when it has heard the verdict; whoever closes first may cut it off.
+fn wait_for_goodbye(events: &Receiver<Inbox>, from: PeerId) {
+    let until = Instant::now() + GOODBYE_LIMIT;
+    while let Ok(event) = events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if matches!(event, Inbox::Agent(AgentEvent::PeerDown { peer, .. }) if peer == from) {
+            return;
+        }
     }
 }
