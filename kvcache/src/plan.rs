@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
     Arrival, BarrierPlan, ChunkId, ChunkSpec, DescriptorList, Epoch, Incarnation, PoolId,
     SourceReady, StageId, WriterRank,
 };
-use std::sync::Arc;
 
 use crate::block_table::BlockTable;
 use crate::canary::{Provenance, VerifyMode, provenance_of};
@@ -261,6 +261,20 @@ impl TransferPlan {
     }
 
     /// What one segment adds to one layer, as seen by its writer.
+    ///
+    /// ```
+    /// use kvgate_kvcache::{PoolSet, PostTarget, TransferPlan, WriteLease, WrittenLayer};
+    /// fn can_send(plan: &TransferPlan, pools: &PoolSet, lease: &WriteLease, written: &WrittenLayer, to: &PostTarget<'_>) -> bool {
+    ///     plan.post(pools, 0, written, to).is_ok()
+    /// }
+    /// ```
+    /// The right to write a layer is no proof that it is written:
+    /// ```compile_fail,E0308
+    /// use kvgate_kvcache::{PoolSet, PostTarget, TransferPlan, WriteLease, WrittenLayer};
+    /// fn can_send(plan: &TransferPlan, pools: &PoolSet, lease: &WriteLease, written: &WrittenLayer, to: &PostTarget<'_>) -> bool {
+    ///     plan.post(pools, 0, lease, to).is_ok()
+    /// }
+    /// ```
     ///
     /// # Errors
     /// `NotWritten` when the witness proves too little, or for the last segment too much; `InvalidRequest` when there

@@ -93,7 +93,7 @@ pub struct PoolSet {
 }
 
 pub(crate) struct PoolInner {
-    pub(crate) schema: std::sync::Arc<CacheSchema>,
+    pub(crate) schema: Arc<CacheSchema>,
     pub(crate) bytes: PoolBytes,
     pub(crate) spans: Vec<PoolSpan>,
     pub(crate) allocator: Allocator,
@@ -109,7 +109,7 @@ impl PoolSet {
     /// # Errors
     /// `ImpossiblePool` when a count is zero or the sizes exceed 64 bits or 32-bit page numbers;
     /// `OutOfMemory` when the host has less to give, before anything was touched.
-    pub fn new(schema: std::sync::Arc<CacheSchema>, config: PoolConfig) -> Result<PoolSet, Error> {
+    pub fn new(schema: Arc<CacheSchema>, config: PoolConfig) -> Result<PoolSet, Error> {
         PoolSet::with_first_generation(schema, config, 0)
     }
 
@@ -120,7 +120,7 @@ impl PoolSet {
     /// As [`PoolSet::new`].
     #[doc(hidden)]
     pub fn with_first_generation(
-        schema: std::sync::Arc<CacheSchema>,
+        schema: Arc<CacheSchema>,
         config: PoolConfig,
         first_generation: u32,
     ) -> Result<PoolSet, Error> {
@@ -143,7 +143,7 @@ impl PoolSet {
     }
 
     /// The schema the pools were made from.
-    pub fn schema(&self) -> &std::sync::Arc<CacheSchema> {
+    pub fn schema(&self) -> &Arc<CacheSchema> {
         &self.inner.schema
     }
 
