@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::agent::wire;
 
 #[test]
 fn bytes_are_there_when_the_arrival_is_told() {
@@ -139,6 +140,42 @@ fn a_closed_link_is_down_and_quiet_on_both_sides() {
         pair.a_link.close();
         assert!(started.elapsed() < Duration::from_secs(5));
     });
+}
+
+/// A peer that leaves without a goodbye while its process lives on: this one.
+#[test]
+fn a_closed_socket_of_a_living_process_proves_nothing() {
+    use std::io::{Read, Write};
+    use std::os::linux::net::SocketAddrExt;
+
+    let b = Host::new("b");
+    let address = addresses("no-goodbye")[0].clone();
+    let _listener = listen(&address, b.clone()).unwrap();
+    let Address::Shm(name) = address else {
+        panic!("not a shm address")
+    };
+    let socket = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect_addr(&socket).unwrap();
+    let mut introduction = b.introduction();
+    introduction.metadata.regions.clear();
+    introduction.metadata.pools.clear();
+    let mut words = Vec::new();
+    wire::append_hello(&mut words, &[1; 32], false);
+    wire::append_metadata(&mut words, &introduction.metadata.encode());
+    wire::append_ready(&mut words);
+    stream.write_all(&words).unwrap();
+    let at_b = b.await_established();
+    at_b.link.start(PEER, b.clone()).unwrap();
+    // Everything it was told is read, so that the close is an end and no reset.
+    stream.set_nonblocking(true).unwrap();
+    while stream.read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+    drop(stream);
+    let quiesce = b.await_seen(|seen| match seen {
+        Seen::Down(quiesce) => Some(quiesce.clone()),
+        _ => None,
+    });
+    assert!(matches!(quiesce, Quiesce::Unprovable(_)), "{quiesce:?}");
+    assert!(matches!(at_b.link.quiesce(), Quiesce::Unprovable(_)));
 }
 
 #[test]
