@@ -134,7 +134,17 @@ impl Drop for Expectation {
 }
 
 impl Draining {
-    /// The writer has said that its operations of this flight are terminal.
+    /// `peer` has said that its operations of this flight, as `writer`, are terminal. `false`, and no
+    /// effect, when this peer is not that writer: another incarnation of it cannot answer for it.
+    pub fn writer_answered(&self, peer: PeerId, writer: WriterRank) -> bool {
+        let is_writer = self.inner.flight.writes(peer, writer);
+        if is_writer {
+            self.inner.flight.ledger.writer_quiet(writer);
+        }
+        is_writer
+    }
+
+    /// [`Draining::writer_answered`] for a caller that has checked who the answer came from.
     pub fn writer_quiet(&self, writer: WriterRank) {
         self.inner.flight.ledger.writer_quiet(writer);
     }
