@@ -122,6 +122,9 @@ pub use backend::BackendKind;
 pub use barrier::{
     Barrier, BarrierError, BarrierPlan, ChunkSpec, LateCounts, Redeemed, StageSel, StageState,
 };
+#[cfg(not(kv_loom))]
+#[doc(hidden)]
+pub use barrier::{BarrierCost, barrier_cost};
 pub use config::TransferConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;

@@ -7,6 +7,8 @@
 //! **Landed is not terminal.** A failed stage goes on counting what lands: the ledger of the flight asks
 //! for it before memory is reused, and a poisoned gate stays shut whatever lands (I-3).
 
+#[cfg(not(kv_loom))]
+mod cost;
 mod plan;
 mod stage;
 mod ticket;
@@ -15,6 +17,8 @@ pub(crate) mod waiters;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+#[cfg(not(kv_loom))]
+pub use cost::{BarrierCost, barrier_cost};
 pub use plan::{BarrierPlan, ChunkSpec};
 pub use ticket::{BarrierError, LateCounts, Redeemed, StageState};
 
