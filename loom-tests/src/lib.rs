@@ -9,9 +9,11 @@
 #![deny(missing_docs)]
 
 mod bytes_of_pages;
+mod cache;
 mod link;
 
 pub use bytes_of_pages::Cell;
+pub use cache::{flight, plan, pools};
 pub use link::{ModelLink, model_peer};
 
 use kvgate_transfer::sync::Arc;

@@ -62,6 +62,11 @@ impl ModelLink {
         events.down(peer, cause, self.verdict());
     }
 
+    /// Lets go of the engine. Engine and link own each other while the connection stands.
+    pub fn forget(&self) {
+        drop(self.events.lock().take());
+    }
+
     fn verdict(&self) -> Quiesce {
         match self.is_proven {
             true => Quiesce::Proven,
