@@ -65,7 +65,7 @@
 //! ```
 //!
 //! # Features
-//! `sim`: the seeded simulation (`sim` module), for tests of everything above. `fault-injection`: hidden
+//! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module), for tests of everything above. `fault-injection`: hidden
 //! switches that break the guards, for tests of the detectors. Under `--cfg kv_loom` the crate compiles for
 //! the model checker, without backends. Linux only.
 

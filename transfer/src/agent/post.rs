@@ -28,7 +28,7 @@ pub struct PostOptions {
     /// Counts the operation until it is terminal.
     pub ledger: Option<Arc<FlightLedger>>,
     /// The operation is not executed until this gate opens.
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub hold: Option<Arc<crate::fault::HoldGate>>,
 }
 
@@ -139,7 +139,7 @@ impl Agent {
             posted,
             transfer.descriptor_count(),
             resources,
-            #[cfg(feature = "fault-injection")]
+            #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             options.hold.clone(),
         ));
         engine.record(|| Event::Posted {
@@ -160,7 +160,7 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownPeer`], [`ErrorKind::PeerDown`].
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub fn forge_arrival(
         &self,
         peer: crate::ids::PeerId,

@@ -1,8 +1,9 @@
 //! Two agents of one process: the sender's worker copies, and calls the receiver's engine itself.
 //!
-//! **What is protected by what.** `Pair::state` says which ends have started and whether the pair is
-//! closed, and counts the calls that are under way. `close` waits until no other thread is inside a call, so
-//! afterwards nothing writes and nothing is reported: that is the proof of quiescence.
+//! **What is protected by what.** `Pair::state` says which ends have started, whether the pair is closed, and
+//! counts the copies under way. `close` waits until no copy is under way, so nothing writes afterwards: that
+//! is the proof of quiescence. Copies run no foreign code and end by themselves; calls into an engine are
+//! not waited for, since they may close the pair themselves.
 //! **Lock order.** The mutex is a leaf; calls into an engine and copies run with it free.
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::PeerId,
     mem::copy::copy_runs,
-    sync::{Arc, thread},
+    sync::Arc,
     visibility::Visibility,
 };
 
@@ -32,8 +33,8 @@ struct State {
     /// Per side, the engine of that side.
     receivers: [Option<Receiver>; 2],
     is_closed: bool,
-    /// Threads inside a call into an engine or a copy.
-    callers: Vec<thread::ThreadId>,
+    /// Copies under way.
+    copy_count: usize,
 }
 
 struct Pair {
@@ -60,41 +61,39 @@ pub(crate) fn connect(a: &Arc<Engine>, b: &Arc<Engine>) -> Result<(PeerId, PeerI
 }
 
 impl LocalLink {
-    /// Runs `call` with the engine on the other side; waits until that side has started.
-    fn call<R>(&self, call: impl FnOnce(&Receiver) -> R) -> Result<R, Error> {
+    /// The engine on the other side; waits until that side has started. With `copies`, the pair is not
+    /// closed before the guard is dropped.
+    fn receiver(&self, copies: bool) -> Result<(Receiver, Option<Copying<'_>>), Error> {
         let receiver = self.pair.state.wait_owned(|state| {
             if state.is_closed {
                 return Some(None);
             }
             let receiver = state.receivers[1 - self.side].clone()?;
-            state.callers.push(thread::current().id());
+            state.copy_count += usize::from(copies);
             Some(Some(receiver))
         });
-        let Some(receiver) = receiver else {
-            return Err(ErrorKind::PeerLost {
+        match receiver {
+            Some(receiver) => Ok((receiver, copies.then(|| Copying(&self.pair)))),
+            None => Err(ErrorKind::PeerLost {
                 reason: "closed".to_owned(),
             }
-            .into());
-        };
-        let under_way = UnderWay(&self.pair);
-        let result = call(&receiver);
-        drop(receiver);
-        drop(under_way);
-        Ok(result)
+            .into()),
+        }
+    }
+
+    /// Runs `call` with the engine on the other side.
+    fn call<R>(&self, call: impl FnOnce(&Receiver) -> R) -> Result<R, Error> {
+        let (receiver, _) = self.receiver(false)?;
+        Ok(call(&receiver))
     }
 }
 
-/// Leaves the list of callers, also when the call panics.
-struct UnderWay<'a>(&'a Pair);
+/// A copy under way.
+struct Copying<'a>(&'a Pair);
 
-impl Drop for UnderWay<'_> {
+impl Drop for Copying<'_> {
     fn drop(&mut self) {
-        self.0.state.update(|state| {
-            let me = thread::current().id();
-            if let Some(index) = state.callers.iter().rposition(|caller| *caller == me) {
-                state.callers.swap_remove(index);
-            }
-        });
+        self.0.state.update(|state| state.copy_count -= 1);
     }
 }
 
@@ -126,11 +125,10 @@ impl Link for LocalLink {
     }
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
-        self.call(|receiver| {
-            let target = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
-            copy_runs(&op.runs.local, &target.runs);
-            Ok(Posted::Done(Visibility::RemoteVisible))
-        })?
+        let (receiver, _copying) = self.receiver(true)?;
+        let target = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
+        copy_runs(&op.runs.local, &target.runs);
+        Ok(Posted::Done(Visibility::RemoteVisible))
     }
 
     fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
@@ -163,12 +161,9 @@ impl Link for LocalLink {
             let other = if self.side == 0 { one } else { zero };
             other.filter(|_| first)
         });
-        let me = thread::current().id();
-        // Calls are copies and engine callbacks, which end by themselves; a call of this very thread is
-        // further up the stack.
         self.pair
             .state
-            .wait_owned(|state| state.callers.iter().all(|c| *c == me).then_some(()));
+            .wait_owned(|state| (state.copy_count == 0).then_some(()));
         if let Some(receiver) = other {
             let cause = Cause::PeerLost {
                 reason: "the other agent closed the connection".to_owned(),

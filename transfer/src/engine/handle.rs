@@ -72,7 +72,7 @@ pub(crate) struct Operation {
     pub(crate) posted: PostedOp,
     pub(crate) descriptor_count: u64,
     phase: Waiters<Phase>,
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub(crate) hold: Option<Arc<crate::fault::HoldGate>>,
 }
 
@@ -82,12 +82,14 @@ impl Operation {
         posted: PostedOp,
         descriptor_count: u64,
         resources: Resources,
-        #[cfg(feature = "fault-injection")] hold: Option<Arc<crate::fault::HoldGate>>,
+        #[cfg(all(feature = "fault-injection", not(kv_loom)))] hold: Option<
+            Arc<crate::fault::HoldGate>,
+        >,
     ) -> Self {
         // A held operation counts as handed to hardware: a cancel comes too late for it.
-        #[cfg(feature = "fault-injection")]
+        #[cfg(all(feature = "fault-injection", not(kv_loom)))]
         let is_held = hold.is_some();
-        #[cfg(not(feature = "fault-injection"))]
+        #[cfg(not(all(feature = "fault-injection", not(kv_loom))))]
         let is_held = false;
         let phase = if is_held {
             Phase::Running(resources)
@@ -99,7 +101,7 @@ impl Operation {
             posted,
             descriptor_count,
             phase: Waiters::new(phase),
-            #[cfg(feature = "fault-injection")]
+            #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             hold,
         }
     }

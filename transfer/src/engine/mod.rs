@@ -329,8 +329,14 @@ impl Engine {
     }
 
     pub(crate) fn record(&self, event: impl FnOnce() -> Event) {
+        if self.recorder.is_none() && !cfg!(feature = "tracing") {
+            return;
+        }
+        let event = event();
+        #[cfg(feature = "tracing")]
+        tracing::debug!(target: "kvgate_transfer", agent = %self.name, ?event);
         if let Some(recorder) = &self.recorder {
-            recorder.record(&event());
+            recorder.record(&event);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::{Incarnation, OpId, PeerId, PoolId, RegionId},
     mem::PoolGeometry,
-    sync::{Arc, Mutex},
+    sync::{Arc, AtomicBool, Mutex, Ordering},
     visibility::Visibility,
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Peer {
     in_flight: Mutex<InFlight>,
     regions: Arc<RemoteRegions>,
     last_progress: Mutex<Instant>,
+    /// Set with `in_flight.down`, for whoever holds another lock.
+    is_down: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +109,7 @@ impl Peer {
             queue,
             metadata,
             last_progress: Mutex::new(Instant::now()),
+            is_down: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +158,11 @@ impl Peer {
     /// Why the connection has ended, and whether the peer may still write.
     pub(crate) fn down(&self) -> Option<(Cause, Quiesce)> {
         self.in_flight.lock().down.clone()
+    }
+
+    /// [`Peer::down`] without its lock.
+    pub(crate) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Acquire)
     }
 
     /// The worker is about to call `Link::post`. Refused once the connection has ended.
@@ -222,6 +230,7 @@ impl Peer {
             return None;
         }
         in_flight.down = Some((cause, quiesce));
+        self.is_down.store(true, Ordering::Release);
         let all = std::mem::take(&mut in_flight.operations);
         let (executing, waiting): (BTreeMap<_, _>, BTreeMap<_, _>) =
             all.into_iter().partition(|(_, entry)| entry.is_executing);

@@ -65,18 +65,11 @@ impl Engine {
 
     fn control_frame(&self, id: PeerId, frame: Bytes) {
         let Ok(peer) = self.peer(id) else { return };
-        if peer.down().is_some() {
+        if peer.is_down() {
             return add(&self.counters.late_messages, 1);
         }
         match notify::decode(frame) {
-            Some(Control::Message(bytes)) => {
-                add(&self.counters.messages, 1);
-                let event = AgentEvent::Message { peer: id, bytes };
-                if !self.events.update(|events| events.push(event)) {
-                    let reason = format!("{} events wait to be taken", self.config.event_capacity);
-                    self.fail_peer(&peer, Cause::Refused { reason });
-                }
-            }
+            Some(Control::Message(bytes)) => self.deliver(&peer, bytes),
             Some(Control::Revoke(region)) => peer.revoke(region),
             Some(Control::RevokeAck(region)) => {
                 if let Some(region) = self.regions.get(region) {
@@ -87,6 +80,26 @@ impl Engine {
             None => {
                 let reason = "not a control frame of this version".to_owned();
                 self.fail_peer(&peer, Cause::Refused { reason });
+            }
+        }
+    }
+
+    /// Queues a message for the owner, unless `PeerDown` has been queued.
+    fn deliver(&self, peer: &Arc<Peer>, bytes: Bytes) {
+        let event = AgentEvent::Message {
+            peer: peer.id,
+            bytes,
+        };
+        // Asked with the events locked: `PeerDown` is queued after the flag is set.
+        let is_queued = self
+            .events
+            .update(|events| (!peer.is_down()).then(|| events.push(event)));
+        match is_queued {
+            Some(true) => add(&self.counters.messages, 1),
+            None => add(&self.counters.late_messages, 1),
+            Some(false) => {
+                let reason = format!("{} events wait to be taken", self.config.event_capacity);
+                self.fail_peer(peer, Cause::Refused { reason });
             }
         }
     }

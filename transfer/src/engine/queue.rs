@@ -27,7 +27,7 @@ pub(crate) enum Item {
     /// "I am alive", with a counter.
     Progress(u64),
     /// An arrival that no operation stands behind.
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     Forged(crate::Arrival, crate::Visibility),
 }
 
@@ -115,7 +115,7 @@ impl Queue {
         })
     }
 
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub(crate) fn push_forged(
         &self,
         arrival: crate::Arrival,

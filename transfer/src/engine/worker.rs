@@ -16,28 +16,50 @@ use crate::{
     visibility::Visibility,
 };
 
+/// A running worker. However it ends, it is counted as ended.
+struct Worker {
+    engine: Arc<Engine>,
+    peer: Arc<Peer>,
+}
+
+impl Worker {
+    fn run(self) {
+        while let Some(item) = self.peer.queue.next() {
+            self.engine.execute(&self.peer, item);
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let reason = "its worker panicked".to_owned();
+            self.engine
+                .fail_peer(&self.peer, Cause::PeerLost { reason });
+        }
+        self.engine.workers.update(|workers| workers.running -= 1);
+    }
+}
+
 impl Engine {
     pub(super) fn spawn_worker(this: &Arc<Self>, peer: &Arc<Peer>) -> Result<(), Error> {
         if !this.has_workers {
             return Ok(());
         }
-        let (engine, worked) = (this.clone(), peer.clone());
         this.workers.with(|workers| workers.running += 1);
-        let work = move || {
-            while let Some(item) = worked.queue.next() {
-                engine.execute(&worked, item);
-            }
-            drop(worked);
-            engine.workers.update(|workers| workers.running -= 1);
+        let worker = Worker {
+            engine: this.clone(),
+            peer: peer.clone(),
         };
+        let work = move || worker.run();
         let name = format!("kvgate-peer-{}", peer.id);
         match thread::Builder::new().name(name).spawn(work) {
             Ok(handle) => {
                 this.workers.with(|workers| workers.handles.push(handle));
                 Ok(())
             }
+            // The closure was dropped, and the worker with it.
             Err(error) => {
-                this.workers.update(|workers| workers.running -= 1);
                 let errno = error.raw_os_error().unwrap_or(0);
                 Err(Error::with_source(
                     ErrorKind::System {
@@ -56,7 +78,7 @@ impl Engine {
             Item::Operation(operation) => return self.run_operation(peer, operation),
             Item::Frame(frame) => peer.link.send(&frame),
             Item::Progress(counter) => peer.link.send_progress(counter),
-            #[cfg(feature = "fault-injection")]
+            #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             Item::Forged(arrival, level) => peer.link.announce(&arrival, level),
         };
         if let Err(error) = result {
@@ -157,7 +179,7 @@ impl Engine {
     }
 
     /// Whether a fault gate keeps the operation; it comes back by itself when the gate opens.
-    #[cfg(feature = "fault-injection")]
+    #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     fn is_held(peer: &Arc<Peer>, operation: &Arc<Operation>) -> bool {
         let Some(gate) = operation.hold.as_ref().filter(|gate| !gate.is_open()) else {
             return false;
@@ -170,7 +192,7 @@ impl Engine {
         })
     }
 
-    #[cfg(not(feature = "fault-injection"))]
+    #[cfg(not(all(feature = "fault-injection", not(kv_loom))))]
     fn is_held(_: &Arc<Peer>, _: &Arc<Operation>) -> bool {
         false
     }

@@ -42,7 +42,10 @@ impl Node {
     }
 
     pub(crate) fn with(backend: &impl Backend, name: &str, config: TransferConfig) -> Self {
-        let agent = backend.agent(name, config);
+        Self::of(backend, backend.agent(name, config))
+    }
+
+    pub(crate) fn of(backend: &impl Backend, agent: Agent) -> Self {
         let pool = PoolGeometry {
             offset_bytes: 64,
             stride_bytes: 128,
