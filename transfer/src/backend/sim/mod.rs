@@ -8,13 +8,13 @@
 //! **What is protected by what.** One mutex guards the whole network. It is free while an engine is
 //! called, so a call may post, close or kill.
 
-mod faults;
+mod options;
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
 use bytes::Bytes;
 
-pub use faults::{Death, SimCounts, SimFaults};
+pub use options::{Death, SimCounts, SimFaults};
 
 use crate::{
     Agent, AgentBuilder, Arrival, arc_dyn,
