@@ -6,6 +6,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::failure::{Failure, FailureKind};
+use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
@@ -131,12 +132,12 @@ struct PromptArgs {
     /// Tokens to decode
     #[arg(long, default_value_t = 64)]
     steps: u32,
-    /// Requests in all, with different prompts
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    requests: u32,
-    /// Requests in flight
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_024))]
-    concurrency: u32,
+    /// Requests in all, with different prompts [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    requests: Option<u32>,
+    /// Requests in flight [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    concurrency: Option<u32>,
     /// Share of the requests that is aborted, 0 to 1
     #[arg(long, default_value_t = 0.0, value_parser = parse_share)]
     cancel_share: f64,
@@ -322,13 +323,7 @@ impl Cli {
 
 impl HostArgs {
     fn into_options(self, transport: Transport, auth_token_file: Option<PathBuf>) -> HostOptions {
-        #[cfg(feature = "fault-injection")]
-        let fault = self.fault.fault.0.map(|spec| super::fault::FaultSpec {
-            seed: self.fault.fault_seed,
-            ..spec
-        });
-        #[cfg(not(feature = "fault-injection"))]
-        let fault = None;
+        let fault = self.fault();
         HostOptions {
             transport,
             index_k: self.index_k,
@@ -345,6 +340,16 @@ impl HostArgs {
         }
     }
 
+    fn fault(&self) -> Option<FaultSpec> {
+        #[cfg(feature = "fault-injection")]
+        return self.fault.fault.0.clone().map(|spec| FaultSpec {
+            seed: self.fault.fault_seed,
+            ..spec
+        });
+        #[cfg(not(feature = "fault-injection"))]
+        None
+    }
+
     fn hold(&self) -> Option<Hold> {
         #[cfg(feature = "fault-injection")]
         return self.fault.hold;
@@ -355,14 +360,25 @@ impl HostArgs {
 
 impl PromptArgs {
     fn into_options(self, host: &HostArgs) -> PromptOptions {
+        // A late write needs an aborted request and another one that gets its pages.
+        let is_late_write = host.fault().is_some_and(|fault| fault.kind.is_late_write());
+        let (requests, concurrency) = if is_late_write && self.requests.is_none() {
+            (8, 4)
+        } else {
+            (1, 1)
+        };
         PromptOptions {
             prompt_file: self.prompt_file,
             tokens: self.tokens,
             chunk: self.chunk,
             steps: self.steps,
-            requests: self.requests,
-            concurrency: self.concurrency,
-            cancel_share: self.cancel_share,
+            requests: self.requests.unwrap_or(requests),
+            concurrency: self.concurrency.unwrap_or(concurrency),
+            cancel_share: if is_late_write {
+                0.0
+            } else {
+                self.cancel_share
+            },
             hold: host.hold(),
         }
     }
@@ -388,7 +404,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 /// `--fault none` is a value of its own: the option is there, nothing is planted.
 #[cfg(feature = "fault-injection")]
 #[derive(Clone, Debug)]
-struct FaultChoice(Option<super::fault::FaultSpec>);
+struct FaultChoice(Option<FaultSpec>);
 
 #[cfg(feature = "fault-injection")]
 fn parse_fault(text: &str) -> Result<FaultChoice, String> {

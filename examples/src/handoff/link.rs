@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvgate_kvcache::{PoolConfig, PoolSet};
-use kvgate_transfer::{self as transfer, Agent, Deadline, MemoryKind, PeerId};
+use kvgate_transfer::{self as transfer, Agent, Deadline, Incarnation, MemoryKind, PeerId};
 
 use super::endpoint::{self, Target};
 use super::failure::{Failure, FailureKind};
@@ -92,6 +92,14 @@ fn connect_in_process(name: &str, agent: &Agent) -> Result<PeerId, Failure> {
     let (peer, _) =
         Agent::connect_local(agent, &decode).map_err(|error| transfer_failure(&error))?;
     Ok(peer)
+}
+
+/// Which life of the peer a connection belongs to.
+pub fn incarnation(agent: &Agent, peer: PeerId) -> Result<Incarnation, Failure> {
+    let info = agent
+        .peer(peer)
+        .ok_or_else(|| Failure::new(FailureKind::PeerLost, "the peer was lost"))?;
+    Ok(info.incarnation)
 }
 
 /// Judges a peer by its progress: a wait fails when the peer has shown none for the deadline.

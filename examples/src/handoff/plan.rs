@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, FailureKind};
+use super::fault::FaultSpec;
 use super::options::Hold;
 use super::timeline::{self, Span};
 
@@ -40,6 +41,8 @@ pub struct RunPlan {
     pub cancel_share: f64,
     /// Delay of one layer.
     pub hold: Option<Hold>,
+    /// The fault to plant.
+    pub fault: Option<FaultSpec>,
 }
 
 /// What the prefill side measured.
@@ -92,6 +95,18 @@ pub enum SideMessage {
     Plan(RunPlan),
     /// Its last one, after the last request.
     Summary(PrefillSummary),
+    /// The decode side is through with a request: another one may follow.
+    Ended {
+        /// From 0.
+        request: u32,
+    },
+    /// The decode side has read a layer in its first step; a planted fault waits for it.
+    LayerRead {
+        /// From 0.
+        request: u32,
+        /// From 0.
+        layer: u16,
+    },
     /// The last message of the decode side: the exit code of the run and its verdict line.
     Finish {
         /// The exit code.
@@ -172,6 +187,13 @@ impl RunPlan {
             if value == 0 || value > limit {
                 return Err(Failure::input(field, value, &format!("1 to {limit}")));
             }
+        }
+        if self.fault.is_some() && !cfg!(feature = "fault-injection") {
+            return Err(Failure::new(
+                FailureKind::BadInput,
+                "prefill plants a fault, and this build cannot",
+            )
+            .with_field("fault", "fault-injection"));
         }
         if !(0.0..=1.0).contains(&self.cancel_share) {
             return Err(Failure::input("cancel_share", self.cancel_share, "0 to 1"));

@@ -1,170 +1,400 @@
-//! What the two sides say to each other about one request.
+//! The messages of a hand-off between the library's wire and the sessions of both sides.
+//!
+//! A message of another life of the peer, or one that the side cannot get at all, is refused here, so a
+//! session sees only what it can answer.
 
-use kvgate_kvcache::{BlockTable, CacheSchema, FieldDifference, PageId};
-use kvgate_transfer::WriterRank;
-use serde::{Deserialize, Serialize};
+use kvgate_kvcache::handoff::{Envelope, Identity, Message};
+use kvgate_kvcache::{Attempt, BlockTable, CacheSchema, FieldDifference, PageId, Room};
+use kvgate_transfer::{Epoch, Incarnation, WriterRank};
 
 use super::failure::{Failure, FailureKind};
 
 /// The only writer of a run.
 pub const RANK: WriterRank = WriterRank(0);
 
-/// The schema of a side.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Hello {
-    /// Canonical fields.
-    pub fields: Vec<(String, String)>,
-}
-
-/// A request.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Submission {
+/// A flight: a request, its attempt, and the receiver's number of it (0 where there is none yet).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlightId {
     /// From 0.
     pub request: u32,
     /// From 0; another one follows a given up one.
     pub attempt: u32,
+    /// The receiver's number.
+    pub epoch: u64,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// From 0.
+    pub request: u32,
+    /// From 0.
+    pub attempt: u32,
     /// The prompt.
     pub prompt_ids: Vec<u32>,
+    /// Tokens to decode.
+    pub steps: u32,
 }
 
 /// Slots for a request.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// From 0.
-    pub request: u32,
-    /// That of the submission.
-    pub attempt: u32,
     /// The flight.
-    pub epoch: u64,
+    pub id: FlightId,
     /// Tokens that are handed over.
     pub prompt_tokens: u32,
-    /// Tokens that the slots are for.
-    pub total_tokens: u32,
     /// Ends of the segments.
     pub segment_ends: Vec<u32>,
-    pages: Vec<(u32, u32)>,
-    windows: Vec<(u32, u32)>,
-    request_slot: (u32, u32),
+    /// The receiver's slots.
+    pub table: BlockTable,
 }
 
 /// From prefill to decode.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromPrefill {
-    /// First.
-    Hello(Hello),
+    /// First: the fields of its schema.
+    Hello(Vec<(String, String)>),
     /// A request.
     Submit(Submission),
-    /// The first token.
+    /// The first token, drawn from the last logits of the prompt.
     Aux {
         /// The flight.
-        epoch: u64,
-        /// Drawn from the last logits of the prompt.
+        id: FlightId,
+        /// The token.
         first_token: u32,
     },
-    /// The request is given up; nothing more is posted.
+    /// The flight is given up; nothing more is posted.
     Abort {
-        /// From 0.
-        request: u32,
-        /// The flight, once there is one.
-        epoch: Option<u64>,
+        /// The flight.
+        id: FlightId,
         /// Why.
         reason: String,
     },
     /// Everything posted for the flight is terminal.
     AbortAck {
         /// The flight.
-        epoch: u64,
+        id: FlightId,
         /// Who says so.
-        rank: u16,
+        rank: WriterRank,
     },
 }
 
 /// From decode to prefill.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromDecode {
     /// The schemas are equal.
-    Hello(Hello),
+    Hello,
     /// They are not.
     HelloRefused(Failure),
     /// Slots.
     Offer(Offer),
     /// None.
     OfferRefused {
-        /// From 0.
-        request: u32,
+        /// The flight that there would have been.
+        id: FlightId,
         /// Why.
         reason: String,
     },
-    /// The request is decoded to its end.
+    /// Every layer has landed and the first token is there.
     Done {
-        /// From 0.
-        request: u32,
+        /// The flight.
+        id: FlightId,
     },
-    /// The request is given up.
+    /// The flight is given up.
     Abort {
-        /// From 0.
-        request: u32,
+        /// The flight.
+        id: FlightId,
         /// Why.
         reason: String,
     },
 }
 
-impl Offer {
-    /// An offer of the slots of `table`.
-    #[must_use]
-    pub fn new(
-        submission: &Submission,
-        epoch: u64,
-        segment_ends: Vec<u32>,
-        table: &BlockTable,
-    ) -> Self {
-        let pair = |id: PageId| (id.index, id.generation);
-        Self {
-            request: submission.request,
-            attempt: submission.attempt,
-            epoch,
-            prompt_tokens: submission.prompt_ids.len() as u32,
-            total_tokens: table.tokens(),
-            segment_ends,
-            pages: table.pages().iter().copied().map(pair).collect(),
-            windows: table.windows().iter().copied().map(pair).collect(),
-            request_slot: pair(table.request()),
-        }
+/// Says things in the name of one life of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Speaker {
+    /// This life.
+    pub incarnation: Incarnation,
+}
+
+const NO_FLIGHT: FlightId = FlightId {
+    request: 0,
+    attempt: 0,
+    epoch: 0,
+};
+
+impl Speaker {
+    fn say(&self, id: FlightId, message: Message) -> Vec<u8> {
+        let identity = Identity {
+            incarnation: self.incarnation,
+            room: Room(u64::from(id.request)),
+            attempt: Attempt(id.attempt),
+            epoch: Epoch(id.epoch),
+        };
+        Envelope { identity, message }.encode()
     }
 
-    /// The slots.
+    /// The schema of this side, which delivers or takes every layer.
     #[must_use]
-    pub fn table(&self, schema: &CacheSchema) -> BlockTable {
-        let id = |(index, generation): (u32, u32)| PageId { index, generation };
-        let ids = |pairs: &[(u32, u32)]| pairs.iter().copied().map(id).collect();
-        BlockTable::new(
-            schema,
-            self.total_tokens,
-            ids(&self.pages),
-            ids(&self.windows),
-            id(self.request_slot),
+    pub fn hello(&self, schema: &CacheSchema) -> Vec<u8> {
+        let message = Message::Hello {
+            fingerprint: schema.fingerprint(),
+            fields: schema.fields(),
+            writer: RANK,
+            writer_count: 1,
+            first_layer: 0,
+            end_layer: schema.layer_count(),
+        };
+        self.say(NO_FLIGHT, message)
+    }
+
+    /// The peer's schema is another one.
+    #[must_use]
+    pub fn hello_refused(&self, difference: &FieldDifference) -> Vec<u8> {
+        let FieldDifference {
+            field,
+            ours,
+            theirs,
+        } = difference.clone();
+        self.say(
+            NO_FLIGHT,
+            Message::HelloRefused {
+                field,
+                ours,
+                theirs,
+            },
         )
     }
-}
 
-impl Hello {
-    /// The hello of a side.
+    /// A request.
     #[must_use]
-    pub fn of(schema: &CacheSchema) -> Self {
-        Self {
-            fields: schema.fields(),
-        }
+    pub fn submit(&self, submission: Submission) -> Vec<u8> {
+        let Submission {
+            request,
+            attempt,
+            prompt_ids,
+            steps,
+        } = submission;
+        let total_tokens = prompt_ids.len() as u32 + steps;
+        self.say(
+            FlightId {
+                request,
+                attempt,
+                epoch: 0,
+            },
+            Message::Submit {
+                total_tokens,
+                steps,
+                prompt: prompt_ids,
+            },
+        )
     }
 
-    /// Compares the peer's schema with ours.
-    pub fn check(&self, schema: &CacheSchema) -> Result<(), Failure> {
-        schema
-            .first_difference(&self.fields)
-            .map_or(Ok(()), |difference| Err(mismatch(&difference)))
+    /// Slots for it.
+    #[must_use]
+    pub fn offer(
+        &self,
+        id: FlightId,
+        prompt_tokens: u32,
+        segment_ends: Vec<u32>,
+        table: &BlockTable,
+    ) -> Vec<u8> {
+        let message = Message::Offer {
+            prompt_tokens,
+            segment_ends,
+            pages: table.pages().to_vec(),
+            windows: table.windows().to_vec(),
+            request: table.request(),
+        };
+        self.say(id, message)
+    }
+
+    /// No slots for it.
+    #[must_use]
+    pub fn offer_refused(&self, id: FlightId, reason: &str) -> Vec<u8> {
+        self.say(
+            id,
+            Message::OfferRefused {
+                reason: reason.to_owned(),
+            },
+        )
+    }
+
+    /// The first token.
+    #[must_use]
+    pub fn aux(&self, id: FlightId, prompt_tokens: u32, first_token: u32) -> Vec<u8> {
+        self.say(
+            id,
+            Message::Aux {
+                prompt_tokens,
+                first_token,
+            },
+        )
+    }
+
+    /// Everything is here.
+    #[must_use]
+    pub fn done(&self, id: FlightId) -> Vec<u8> {
+        self.say(id, Message::Done)
+    }
+
+    /// The flight is given up.
+    #[must_use]
+    pub fn abort(&self, id: FlightId, reason: &str) -> Vec<u8> {
+        self.say(
+            id,
+            Message::Abort {
+                cause: reason.to_owned(),
+            },
+        )
+    }
+
+    /// Nothing of the flight is under way.
+    #[must_use]
+    pub fn abort_ack(&self, id: FlightId) -> Vec<u8> {
+        self.say(id, Message::AbortAck { writer: RANK })
     }
 }
 
-fn mismatch(
+/// Opens an envelope; `None` for a message of another life of the peer, which has no effect.
+fn open(bytes: &[u8], peer: Incarnation) -> Result<Option<(FlightId, Message)>, Failure> {
+    let envelope = Envelope::decode(bytes).map_err(|error| {
+        Failure::new(
+            FailureKind::BadInput,
+            format!("message of the peer: {error}"),
+        )
+        .with_field("protocol", &error)
+    })?;
+    let Identity {
+        incarnation,
+        room,
+        attempt,
+        epoch,
+    } = envelope.identity;
+    if incarnation != peer {
+        tracing::warn!(
+            message = envelope.message.name(),
+            "a message of another life of the peer was dropped"
+        );
+        return Ok(None);
+    }
+    let request = u32::try_from(room.0).map_err(|_| {
+        Failure::new(
+            FailureKind::BadInput,
+            format!("message of the peer: request {room} is none of a run"),
+        )
+    })?;
+    Ok(Some((
+        FlightId {
+            request,
+            attempt: attempt.0,
+            epoch: epoch.0,
+        },
+        envelope.message,
+    )))
+}
+
+fn out_of_turn(message: &Message) -> Failure {
+    Failure::new(
+        FailureKind::BadInput,
+        format!(
+            "message of the peer: {} is not for this side",
+            message.name()
+        ),
+    )
+}
+
+/// What a decode side can be told.
+pub fn from_prefill(bytes: &[u8], peer: Incarnation) -> Result<Option<FromPrefill>, Failure> {
+    let Some((id, message)) = open(bytes, peer)? else {
+        return Ok(None);
+    };
+    Ok(Some(match message {
+        Message::Hello { fields, .. } => FromPrefill::Hello(fields),
+        Message::Submit { steps, prompt, .. } => {
+            let FlightId {
+                request, attempt, ..
+            } = id;
+            FromPrefill::Submit(Submission {
+                request,
+                attempt,
+                prompt_ids: prompt,
+                steps,
+            })
+        }
+        Message::Aux { first_token, .. } => FromPrefill::Aux { id, first_token },
+        Message::Abort { cause } => FromPrefill::Abort { id, reason: cause },
+        Message::AbortAck { writer } => FromPrefill::AbortAck { id, rank: writer },
+        other => return Err(out_of_turn(&other)),
+    }))
+}
+
+/// What a prefill side can be told.
+pub fn from_decode(
+    bytes: &[u8],
+    peer: Incarnation,
+    schema: &CacheSchema,
+    steps: u32,
+) -> Result<Option<FromDecode>, Failure> {
+    let Some((id, message)) = open(bytes, peer)? else {
+        return Ok(None);
+    };
+    Ok(Some(match message {
+        Message::Hello { fields, .. } => match schema.first_difference(&fields) {
+            None => FromDecode::Hello,
+            Some(difference) => FromDecode::HelloRefused(mismatch(&difference)),
+        },
+        // The peer's view: what is theirs there is ours here.
+        Message::HelloRefused {
+            field,
+            ours,
+            theirs,
+        } => FromDecode::HelloRefused(mismatch(&FieldDifference {
+            field,
+            ours: theirs,
+            theirs: ours,
+        })),
+        Message::Offer {
+            prompt_tokens,
+            segment_ends,
+            pages,
+            windows,
+            request,
+        } => {
+            let table = offered_table(
+                schema,
+                prompt_tokens.saturating_add(steps),
+                pages,
+                windows,
+                request,
+            );
+            FromDecode::Offer(Offer {
+                id,
+                prompt_tokens,
+                segment_ends,
+                table,
+            })
+        }
+        Message::OfferRefused { reason } => FromDecode::OfferRefused { id, reason },
+        Message::Done => FromDecode::Done { id },
+        Message::Abort { cause } => FromDecode::Abort { id, reason: cause },
+        other => return Err(out_of_turn(&other)),
+    }))
+}
+
+/// The plan checks the slots against the schema before anything is posted to them.
+fn offered_table(
+    schema: &CacheSchema,
+    tokens: u32,
+    pages: Vec<PageId>,
+    windows: Vec<PageId>,
+    request: PageId,
+) -> BlockTable {
+    BlockTable::new(schema, tokens, pages, windows, request)
+}
+
+/// Two sides that have other bytes in mind.
+#[must_use]
+pub fn mismatch(
     FieldDifference {
         field,
         ours,
@@ -178,19 +408,55 @@ fn mismatch(
     .with_field(field, theirs)
 }
 
-/// Encodes a message.
-#[must_use]
-pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    // Plain data into memory; an empty message would be refused.
-    serde_json::to_vec(message).unwrap_or_default()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Parses a message.
-pub fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Failure::new(
-            FailureKind::BadInput,
-            format!("message of the peer: {error}"),
-        )
-    })
+    const SPEAKER: Speaker = Speaker {
+        incarnation: Incarnation(7),
+    };
+    const ID: FlightId = FlightId {
+        request: 3,
+        attempt: 1,
+        epoch: 9,
+    };
+
+    #[test]
+    fn what_is_said_is_heard_by_the_right_side() {
+        let submission = Submission {
+            request: 3,
+            attempt: 1,
+            prompt_ids: vec![5, 6],
+            steps: 2,
+        };
+        let heard = from_prefill(&SPEAKER.submit(submission.clone()), SPEAKER.incarnation).unwrap();
+        assert_eq!(heard, Some(FromPrefill::Submit(submission)));
+        let heard = from_prefill(&SPEAKER.aux(ID, 2, 77), SPEAKER.incarnation).unwrap();
+        assert_eq!(
+            heard,
+            Some(FromPrefill::Aux {
+                id: ID,
+                first_token: 77
+            })
+        );
+        assert!(from_prefill(&SPEAKER.done(ID), SPEAKER.incarnation).is_err());
+    }
+
+    #[test]
+    fn another_life_of_the_peer_has_no_effect_and_junk_is_an_error() {
+        assert_eq!(
+            from_prefill(&SPEAKER.abort_ack(ID), Incarnation(8)).unwrap(),
+            None
+        );
+        let mut bytes = SPEAKER.abort_ack(ID);
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
+        }
+        assert_eq!(
+            from_prefill(&bytes, SPEAKER.incarnation)
+                .unwrap_err()
+                .exit_code(),
+            2
+        );
+    }
 }

@@ -29,28 +29,50 @@ pub fn pages_per_request(schema: &CacheSchema, tokens: u32, steps: u32) -> u32 {
         .of(Space::Page)
 }
 
-/// The pools for requests of a known length. A request that was aborted keeps its slots for a while, so
-/// `auto` has room for one more than are in flight; a late write needs pools without any slack.
+/// The pools of a decode side for requests of a known length. A planted late write needs pools without
+/// any slack, so that pages change owner at once.
 #[must_use]
-pub fn known(
+pub fn receiver(
     options: &HostOptions,
     schema: &CacheSchema,
     tokens: u32,
     prompt: &PromptOptions,
 ) -> PoolSize {
-    let one = schema.slots_for(tokens.saturating_add(prompt.steps));
-    let is_late_write = options
+    let is_tight = options
         .fault
         .as_ref()
         .is_some_and(|fault| fault.kind.is_late_write());
-    let slack = u32::from(!is_late_write);
-    let most = prompt.concurrency.saturating_add(slack);
+    known(options, schema, tokens, prompt, is_tight)
+}
+
+/// The pools of a prefill side for requests of a known length.
+#[must_use]
+pub fn sender(
+    options: &HostOptions,
+    schema: &CacheSchema,
+    tokens: u32,
+    prompt: &PromptOptions,
+) -> PoolSize {
+    known(options, schema, tokens, prompt, false)
+}
+
+/// A request that was aborted keeps its slots for a while, so `auto` has room for one more than are in
+/// flight, unless the pools are to be tight.
+fn known(
+    options: &HostOptions,
+    schema: &CacheSchema,
+    tokens: u32,
+    prompt: &PromptOptions,
+    is_tight: bool,
+) -> PoolSize {
+    let one = schema.slots_for(tokens.saturating_add(prompt.steps));
+    let most = prompt.concurrency.saturating_add(u32::from(!is_tight));
     let pages = match options.pool_pages {
         PoolPages::Pages(pages) => pages,
         PoolPages::Auto => one.of(Space::Page).saturating_mul(most),
     };
     // With pages to spare, aborted requests may hold many slots of the other spaces for a while.
-    let holders = if is_late_write {
+    let holders = if is_tight {
         most
     } else {
         most.saturating_add(8)
@@ -122,7 +144,7 @@ mod tests {
     #[test]
     fn auto_carries_what_is_in_flight_and_a_given_number_is_kept() {
         let schema = schema();
-        let one = known(&host(), &schema, 300, &prompt());
+        let one = receiver(&host(), &schema, 300, &prompt());
         assert!(one.pages >= 2 * pages_per_request(&schema, 300, 8));
         let given = HostOptions {
             pool_pages: PoolPages::Pages(40),
@@ -132,7 +154,7 @@ mod tests {
             concurrency: 16,
             ..prompt()
         };
-        let size = known(&given, &schema, 300, &many);
+        let size = receiver(&given, &schema, 300, &many);
         assert_eq!(size.pages, 40);
         assert!(size.windows >= 32 && size.requests >= 16, "{size:?}");
     }

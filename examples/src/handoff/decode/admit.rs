@@ -16,7 +16,7 @@ use crate::handoff::cancel::CancelMoment;
 use crate::handoff::failure::Failure;
 use crate::handoff::model::cache_failure;
 use crate::handoff::options::Verify;
-use crate::handoff::protocol::{FromDecode, Offer, RANK, Submission};
+use crate::handoff::protocol::{FlightId, RANK, Submission};
 
 /// Tokens of a logical page: segments end on its multiples.
 const PAGE_TOKENS: u32 = 256;
@@ -41,8 +41,12 @@ impl Session {
                 Err(error) if error.is_retryable() => return Ok(()),
                 Err(error) => {
                     let failure = cache_failure(&error);
-                    let (request, reason) = (submission.request, failure.message.clone());
-                    self.tell(&FromDecode::OfferRefused { request, reason })?;
+                    let id = FlightId {
+                        request: submission.request,
+                        attempt: submission.attempt,
+                        epoch: 0,
+                    };
+                    self.tell(&self.speaker.offer_refused(id, &failure.message))?;
                     return Err(failure);
                 }
             }
@@ -56,6 +60,7 @@ impl Session {
             watch,
             plan,
             moments,
+            fault,
         }) = &self.peer
         else {
             return Err(Failure::internal("a request without a peer"));
@@ -75,7 +80,24 @@ impl Session {
         )
         .map_err(|error| cache_failure(&error))?;
         let epoch = lease.number();
-        let offer = Offer::new(submission, epoch.0, segment_ends, lease.block_table());
+        let id_of_flight = FlightId {
+            request: submission.request,
+            attempt: submission.attempt,
+            epoch: epoch.0,
+        };
+        let offer = self.speaker.offer(
+            id_of_flight,
+            prompt_tokens,
+            segment_ends,
+            lease.block_table(),
+        );
+        let planted = fault
+            .as_ref()
+            .and_then(|fault| fault.place_in(submission.request, schema, lease.block_table()));
+        let reader = fault
+            .as_ref()
+            .map(|fault| fault.reader(submission.request, &transfer))
+            .unwrap_or_default();
         let mut in_flight = lease
             .into_inflight(&transfer, epoch, &[(*id, RANK)])
             .map_err(|refused| cache_failure(&refused.1))?;
@@ -110,10 +132,14 @@ impl Session {
             stop: Arc::clone(&stop),
             moment: moment.filter(is_ours),
             watch: watch.clone(),
+            reader,
         };
         worker::start(Arc::clone(&self.side), task, self.inbox.clone())?;
-        self.tell(&FromDecode::Offer(offer))?;
-        let flight = Flight::new(submission.request, epoch.0, in_flight, first_token, stop);
+        self.tell(&offer)?;
+        if planted.is_some() {
+            self.planted = planted;
+        }
+        let flight = Flight::new(id_of_flight, in_flight, first_token, stop);
         self.flights.insert(epoch.0, flight);
         Ok(())
     }

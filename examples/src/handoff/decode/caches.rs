@@ -9,7 +9,7 @@ use kvgate_model::{ErrorKind, LayerCaches, ModelError};
 use kvgate_transfer::BarrierError;
 
 use super::Side;
-use super::worker::Task;
+use super::worker::{Task, What};
 use crate::handoff::activity::Busy;
 use crate::handoff::compare::{Outcome, RowDigests};
 use crate::handoff::failure::Failure;
@@ -21,6 +21,7 @@ use crate::handoff::{link, rows};
 pub(super) struct DecodeCaches<'a> {
     side: &'a Side,
     task: Task,
+    say: &'a dyn Fn(What),
     /// This thread computes, unless it waits at a gate.
     busy: Option<Busy<'a>>,
     /// The first step has not ended: gates are waited for and rows digested as they are first read.
@@ -32,10 +33,11 @@ pub(super) struct DecodeCaches<'a> {
 }
 
 impl<'a> DecodeCaches<'a> {
-    pub(super) fn new(side: &'a Side, task: Task) -> Self {
+    pub(super) fn new(side: &'a Side, task: Task, say: &'a dyn Fn(What)) -> Self {
         Self {
             side,
             task,
+            say,
             busy: None,
             is_first_step: true,
             layer_began_us: 0,
@@ -72,6 +74,9 @@ impl<'a> DecodeCaches<'a> {
 
     /// The step is over.
     pub(super) fn end_step(&mut self) {
+        if self.is_first_step {
+            (self.say)(What::Landed);
+        }
         self.is_first_step = false;
         self.busy = None;
     }
@@ -81,6 +86,7 @@ impl<'a> DecodeCaches<'a> {
         if self.is_first_step {
             // No step has waited at the gates.
             self.wait_for_all()?;
+            (self.say)(What::Landed);
         }
         let schema = Arc::clone(&self.side.host.schema);
         for layer in schema.layers() {
@@ -114,6 +120,16 @@ impl<'a> DecodeCaches<'a> {
         self.busy = None;
         let since = Instant::now();
         let ended = loop {
+            #[cfg(feature = "fault-injection")]
+            if self.is_ungated(layer)
+                && self.task.reader.has_all_but_index_k(
+                    &self.task.lease,
+                    &self.side.host.schema,
+                    layer,
+                )
+            {
+                break None;
+            }
             match self.task.lease.layer(layer, link::slice()) {
                 Ok(_) => break None,
                 Err(_) if self.task.is_stopped() => break Some(Ok(())),
@@ -168,6 +184,29 @@ impl<'a> DecodeCaches<'a> {
     }
 }
 
+#[cfg(feature = "fault-injection")]
+impl DecodeCaches<'_> {
+    /// The founding bug, if it is planted here: only the first step comes too early.
+    fn is_ungated(&self, layer: LayerId) -> bool {
+        self.is_first_step && self.task.reader.is_ungated(layer)
+    }
+
+    fn layer_without_gate(&mut self, layer: LayerId) -> Result<LayerMut<'_>, ModelError> {
+        self.layer_began_us = timeline::now_us();
+        let schema = Arc::clone(&self.side.host.schema);
+        let view = self
+            .task
+            .reader
+            .layer(&mut self.task.append, layer)
+            .map_err(ModelError::from)?;
+        let digests = rows::of_layer(&schema, layer, self.task.prompt_tokens, |row| {
+            view.component(row.component)
+        });
+        self.landed_rows.extend(digests);
+        Ok(view)
+    }
+}
+
 impl LayerCaches for DecodeCaches<'_> {
     fn layer(&mut self, layer: LayerId) -> Result<LayerMut<'_>, ModelError> {
         let at_gate_us = timeline::now_us();
@@ -179,6 +218,10 @@ impl LayerCaches for DecodeCaches<'_> {
             self.note(SpanKind::GateWait, layer, at_gate_us);
         }
         self.check_before_read(layer);
+        #[cfg(feature = "fault-injection")]
+        if self.is_ungated(layer) {
+            return self.layer_without_gate(layer);
+        }
         let ready = self
             .task
             .lease
@@ -199,6 +242,9 @@ impl LayerCaches for DecodeCaches<'_> {
         let _ = tokens;
         if self.is_first_step {
             self.note(SpanKind::DecodeCompute, layer, self.layer_began_us);
+            if self.task.reader.is_awaited(layer) {
+                (self.say)(What::Read(layer));
+            }
         }
         Ok(())
     }

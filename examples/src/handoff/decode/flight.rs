@@ -9,12 +9,12 @@ use kvgate_transfer::{Arrival, ArrivalSink, Cause, ChunkId, PeerId, StageId};
 
 use super::Side;
 use crate::handoff::plan::Moment;
+use crate::handoff::protocol::FlightId;
 use crate::handoff::timeline;
 
 /// A request that is being received or decoded.
 pub(super) struct Flight {
-    pub(super) request: u32,
-    pub(super) epoch: u64,
+    pub(super) id: FlightId,
     pub(super) slot_count: u64,
     in_flight: InFlight,
     /// Takes the first token to the worker; `None` once it is there.
@@ -24,16 +24,14 @@ pub(super) struct Flight {
 
 impl Flight {
     pub(super) fn new(
-        request: u32,
-        epoch: u64,
+        id: FlightId,
         in_flight: InFlight,
         first_token: Sender<u32>,
         stop: Arc<AtomicBool>,
     ) -> Self {
         let slot_count = in_flight.block_table().slot_count() as u64;
         Self {
-            request,
-            epoch,
+            id,
             slot_count,
             in_flight,
             first_token: Some(first_token),

@@ -64,7 +64,7 @@ struct Side {
 enum Inbox {
     Agent(AgentEvent),
     Reference(ReferenceEvent),
-    Worker(worker::Ended),
+    Worker(worker::Said),
 }
 
 /// Runs the decode side to the verdict.
@@ -119,7 +119,7 @@ fn pool_size(options: &HostOptions, listen: &Listen, host: &Host) -> Result<Pool
     Ok(match listen {
         Listen::Privately(prompt) => {
             let tokens = super::resolve::prompt_tokens(options, prompt, host.vocab_size())?;
-            sizing::known(options, &host.schema, tokens, prompt)
+            sizing::receiver(options, &host.schema, tokens, prompt)
         }
         Listen::At(_) => sizing::unknown(options, &host.schema, host.context_tokens()),
     })

@@ -6,21 +6,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use kvgate_kvcache::DrainingFlight;
-use kvgate_transfer::{AgentEvent, Cause, PeerId, Side as Which, WriterRank};
+use kvgate_transfer::{AgentEvent, Cause, PeerId, Side as Which};
 
 use super::flight::Flight;
+use super::worker::What;
 use super::{Conclude, Inbox, Side, verdict, worker};
 use crate::handoff::cancel::{self, CancelMoment};
 use crate::handoff::compare::Comparison;
 use crate::handoff::console;
 use crate::handoff::control::Progress;
 use crate::handoff::failure::{Failure, FailureKind};
-use crate::handoff::link::{PeerWatch, transfer_failure};
+use crate::handoff::fault::decode::{self as faults, Watched};
+use crate::handoff::link::{self, PeerWatch, transfer_failure};
 use crate::handoff::observer::Phase;
 use crate::handoff::options::OutputOptions;
 use crate::handoff::plan::{self, Message, PrefillSummary, RunPlan, SideMessage};
-use crate::handoff::protocol::{self, FromDecode, FromPrefill, Hello, Submission};
+use crate::handoff::protocol::{self, FlightId, FromPrefill, Speaker, Submission};
 use crate::handoff::reference::{ReferenceEvent, ReferenceLink};
+use crate::handoff::report::PlantedFault;
 
 /// How often waits are looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(10);
@@ -41,6 +44,8 @@ pub(super) struct Session {
     pub(super) output: OutputOptions,
     pub(super) reference: ReferenceLink,
     pub(super) inbox: Sender<Inbox>,
+    /// The connection that said hello.
+    greeted: Option<PeerId>,
     pub(super) peer: Option<Peer>,
     pub(super) waiting: VecDeque<Submission>,
     pub(super) flights: BTreeMap<u64, Flight>,
@@ -53,6 +58,9 @@ pub(super) struct Session {
     pub(super) summary: Option<PrefillSummary>,
     pub(super) refused_connections: u64,
     pub(super) clock_shift_us: i64,
+    pub(super) speaker: Speaker,
+    /// Where the fault acts, once its request has slots.
+    pub(super) planted: Option<PlantedFault>,
     last_event_at: Instant,
     last_reference_at: Instant,
     began_at: Instant,
@@ -65,6 +73,7 @@ pub(super) struct Peer {
     pub(super) watch: PeerWatch,
     pub(super) plan: RunPlan,
     pub(super) moments: Vec<Option<CancelMoment>>,
+    pub(super) fault: Option<Watched>,
 }
 
 /// A flight that has ended and may still be written to.
@@ -83,11 +92,15 @@ impl Session {
         inbox: Sender<Inbox>,
     ) -> Self {
         let now = Instant::now();
+        let speaker = Speaker {
+            incarnation: side.agent.incarnation(),
+        };
         Self {
             side,
             output,
             reference,
             inbox,
+            greeted: None,
             peer: None,
             waiting: VecDeque::new(),
             flights: BTreeMap::new(),
@@ -100,6 +113,8 @@ impl Session {
             summary: None,
             refused_connections: 0,
             clock_shift_us: 0,
+            speaker,
+            planted: None,
             last_event_at: now,
             last_reference_at: now,
             began_at: now,
@@ -124,11 +139,11 @@ impl Session {
             },
             Err(failure) => (SideMessage::Failed(failure.clone()), Err(failure)),
         };
-        if let Some(peer) = &self.peer {
+        if let Some(peer) = self.greeted {
             // A peer that is gone needs no verdict.
-            let told = self.side.agent.send(peer.id, plan::encode(&message));
+            let told = self.side.agent.send(peer, plan::encode(&message));
             if told.is_ok() {
-                wait_for_goodbye(events, peer.id);
+                wait_for_goodbye(events, peer);
             }
         }
         let deadline = kvgate_transfer::Deadline::after(Duration::from_millis(500));
@@ -177,7 +192,13 @@ impl Session {
             }
             AgentEvent::Message { peer, bytes } => match plan::parse(&bytes)? {
                 Message::Side(message) => self.on_side_message(peer, *message),
-                Message::Handoff(bytes) => self.on_handoff(peer, protocol::parse(&bytes)?),
+                Message::Handoff(bytes) => {
+                    let incarnation = link::incarnation(&self.side.agent, peer)?;
+                    match protocol::from_prefill(&bytes, incarnation)? {
+                        Some(message) => self.on_handoff(peer, message),
+                        None => Ok(()),
+                    }
+                }
             },
             AgentEvent::PeerDown { peer, cause, .. } if self.is_peer(peer) => Err(Failure::new(
                 FailureKind::PeerLost,
@@ -205,11 +226,13 @@ impl Session {
                 let watch = PeerWatch::new(&self.side.agent, from, self.side.deadline);
                 self.side.markers.enter(Phase::Prefill);
                 self.clock_shift_us = plan.clock_shift_us();
+                let fault = faults::watch(&plan, &self.side.host.schema)?;
                 self.peer = Some(Peer {
                     id: from,
                     watch,
                     plan,
                     moments,
+                    fault,
                 });
                 self.show_progress();
                 Ok(())
@@ -219,24 +242,26 @@ impl Session {
                 Ok(())
             }
             SideMessage::Failed(failure) => Err(failure),
-            SideMessage::Finish { .. } => Err(Failure::new(
+            SideMessage::Finish { .. }
+            | SideMessage::Ended { .. }
+            | SideMessage::LayerRead { .. } => Err(Failure::new(
                 FailureKind::BadInput,
-                "prefill told a verdict",
+                "prefill told what decode tells",
             )),
         }
     }
 
     fn on_handoff(&mut self, from: PeerId, message: FromPrefill) -> Result<(), Failure> {
         match message {
-            FromPrefill::Hello(hello) => self.on_hello(from, &hello),
+            FromPrefill::Hello(fields) => self.on_hello(from, &fields),
             FromPrefill::Submit(submission) => {
                 self.on_submit(submission);
                 Ok(())
             }
-            FromPrefill::Aux { epoch, first_token } => {
+            FromPrefill::Aux { id, first_token } => {
                 if let Some(first) = self
                     .flights
-                    .get_mut(&epoch)
+                    .get_mut(&id.epoch)
                     .and_then(|flight| flight.first_token.take())
                 {
                     // A worker that has ended says so itself.
@@ -244,48 +269,46 @@ impl Session {
                 }
                 Ok(())
             }
-            FromPrefill::Abort {
-                request,
-                epoch,
-                reason,
-            } => {
-                if self
-                    .waiting
-                    .iter()
-                    .any(|waiting| waiting.request == request)
-                {
-                    self.waiting.retain(|waiting| waiting.request != request);
-                    self.tell(&FromDecode::OfferRefused {
-                        request,
-                        reason: "withdrawn".to_owned(),
-                    })?;
-                }
-                if let Some(epoch) = epoch.or_else(|| self.epoch_of(request)) {
-                    self.end_by_abort(
-                        epoch,
-                        Cause::Aborted {
-                            by: Which::Remote,
-                            reason,
-                        },
-                    );
-                }
-                self.set_fate(request, Fate::Cancelled);
-                Ok(())
-            }
-            FromPrefill::AbortAck { epoch, rank } => {
-                for drain in self.draining.iter().filter(|drain| drain.epoch == epoch) {
-                    drain.flight.writer_quiet(WriterRank(rank));
+            FromPrefill::Abort { id, reason } => self.on_abort(id, reason),
+            FromPrefill::AbortAck { id, rank } => {
+                for drain in self.draining.iter().filter(|drain| drain.epoch == id.epoch) {
+                    drain.flight.writer_quiet(rank);
                 }
                 Ok(())
             }
         }
     }
 
-    fn epoch_of(&self, request: u32) -> Option<u64> {
-        self.flights
+    /// The peer gives a request up; it may not have heard of its Offer yet, and then names no epoch.
+    fn on_abort(&mut self, id: FlightId, reason: String) -> Result<(), Failure> {
+        if self
+            .waiting
+            .iter()
+            .any(|waiting| waiting.request == id.request)
+        {
+            self.waiting.retain(|waiting| waiting.request != id.request);
+            self.tell(&self.speaker.offer_refused(id, "withdrawn"))?;
+        }
+        let of_request =
+            |flight: &&Flight| flight.id.request == id.request && flight.id.attempt == id.attempt;
+        let epoch = self
+            .flights
             .values()
-            .find(|flight| flight.request == request)
-            .map(|flight| flight.epoch)
+            .find(of_request)
+            .map(|flight| flight.id.epoch);
+        if let Some(epoch) = epoch {
+            self.end_by_abort(
+                epoch,
+                Cause::Aborted {
+                    by: Which::Remote,
+                    reason,
+                },
+            );
+        }
+        if !matches!(self.fates.get(&id.request), Some(Fate::Finished)) {
+            self.set_fate(id.request, Fate::Cancelled);
+        }
+        Ok(())
     }
 
     fn on_submit(&mut self, submission: Submission) {
@@ -306,41 +329,50 @@ impl Session {
         self.peak_in_flight = self.peak_in_flight.max(in_flight as u32);
     }
 
-    fn on_worker(&mut self, ended: worker::Ended) -> Result<(), Failure> {
-        let outcome = ended.result?;
+    fn on_worker(&mut self, said: worker::Said) -> Result<(), Failure> {
         // A flight that the peer has aborted meanwhile is not in the list any more.
-        let Some(flight) = self.flights.get(&ended.flight) else {
-            return Ok(());
+        let Some(id) = self.flights.get(&said.flight).map(|flight| flight.id) else {
+            return match said.what {
+                What::Ended(Err(failure)) => Err(failure),
+                _ => Ok(()),
+            };
         };
-        let (request, epoch) = (flight.request, flight.epoch);
-        match outcome {
-            Some(outcome) => {
-                self.comparison.got(request, outcome);
-                self.side.note(|notes| drop(notes.finished.insert(request)));
-                self.tell(&FromDecode::Done { request })?;
-                if let Some(flight) = self.flights.remove(&epoch) {
-                    self.drain(epoch, flight.slot_count, flight.close(), false);
+        match said.what {
+            What::Landed => self.tell(&self.speaker.done(id)),
+            What::Read(layer) => self.say(&SideMessage::LayerRead {
+                request: id.request,
+                layer: layer.0,
+            }),
+            What::Ended(Err(failure)) => Err(failure),
+            What::Ended(Ok(Some(outcome))) => {
+                self.comparison.got(id.request, outcome);
+                self.side.note(|notes| {
+                    notes.finished.insert(id.request);
+                });
+                if let Some(flight) = self.flights.remove(&id.epoch) {
+                    self.drain(id.epoch, flight.slot_count, flight.close(), false);
                 }
-                self.set_fate(request, Fate::Finished);
-            }
-            None => {
-                let reason = "cancelled by decode".to_owned();
-                self.tell(&FromDecode::Abort {
-                    request,
-                    reason: reason.clone(),
+                self.set_fate(id.request, Fate::Finished);
+                self.say(&SideMessage::Ended {
+                    request: id.request,
                 })?;
+                self.show_progress();
+                Ok(())
+            }
+            What::Ended(Ok(None)) => {
+                let reason = "cancelled by decode";
+                self.tell(&self.speaker.abort(id, reason))?;
                 self.end_by_abort(
-                    epoch,
+                    id.epoch,
                     Cause::Aborted {
                         by: Which::Local,
-                        reason,
+                        reason: reason.to_owned(),
                     },
                 );
-                self.set_fate(request, Fate::Cancelled);
+                self.set_fate(id.request, Fate::Cancelled);
+                Ok(())
             }
         }
-        self.show_progress();
-        Ok(())
     }
 
     fn end_by_abort(&mut self, epoch: u64, cause: Cause) {
@@ -359,26 +391,26 @@ impl Session {
     }
 
     /// The peer's schema must be ours; otherwise both sides end, and both name the field.
-    fn on_hello(&mut self, from: PeerId, hello: &Hello) -> Result<(), Failure> {
-        let answer = match hello.check(&self.side.host.schema) {
-            Ok(()) => FromDecode::Hello(Hello::of(&self.side.host.schema)),
-            Err(failure) => FromDecode::HelloRefused(failure.clone()),
+    fn on_hello(&mut self, from: PeerId, fields: &[(String, String)]) -> Result<(), Failure> {
+        self.greeted.get_or_insert(from);
+        let schema = &self.side.host.schema;
+        let difference = schema.first_difference(fields);
+        let answer = match &difference {
+            None => self.speaker.hello(schema),
+            Some(difference) => self.speaker.hello_refused(difference),
         };
-        let bytes = plan::wrap(&protocol::encode(&answer));
         self.side
             .agent
-            .send(from, bytes)
+            .send(from, plan::wrap(&answer))
             .map_err(|error| transfer_failure(&error))?;
-        match answer {
-            FromDecode::HelloRefused(failure) => Err(failure),
-            _ => Ok(()),
-        }
+        difference.map_or(Ok(()), |difference| Err(protocol::mismatch(&difference)))
     }
 
     fn set_fate(&mut self, request: u32, fate: Fate) {
         self.fates.insert(request, fate);
         if fate == Fate::Cancelled {
             self.reference.cancel(request);
+            self.submitted.remove(&request);
         }
     }
 
@@ -410,11 +442,20 @@ impl Session {
         self.most_quarantined = self.most_quarantined.max(quarantined.sum());
     }
 
-    pub(super) fn tell(&self, message: &FromDecode) -> Result<(), Failure> {
+    /// Sends a message of the hand-off protocol.
+    pub(super) fn tell(&self, message: &[u8]) -> Result<(), Failure> {
+        self.send(plan::wrap(message))
+    }
+
+    /// Sends a message about the run.
+    fn say(&self, message: &SideMessage) -> Result<(), Failure> {
+        self.send(plan::encode(message))
+    }
+
+    fn send(&self, bytes: bytes::Bytes) -> Result<(), Failure> {
         let Some(peer) = &self.peer else {
             return Err(Failure::internal("there is no peer to tell"));
         };
-        let bytes = plan::wrap(&protocol::encode(message));
         self.side
             .agent
             .send(peer.id, bytes)

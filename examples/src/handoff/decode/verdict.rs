@@ -4,8 +4,9 @@ use std::sync::PoisonError;
 
 use kvgate_kvcache::PoolStats;
 
-use super::session::{Fate, Session};
+use super::session::{Fate, Peer, Session};
 use crate::handoff::failure::{Failure, FailureKind};
+use crate::handoff::fault::decode::Watched;
 use crate::handoff::model;
 use crate::handoff::observer::Phase;
 use crate::handoff::plan::PrefillSummary;
@@ -95,11 +96,11 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
             violations: found.violations,
         },
         counters: counters(session),
-        fault: None,
+        fault: session.planted.clone(),
         hits: Hits::default(),
         error: None,
     };
-    conclude(&mut report, findings.is_equal(), peer.plan.concurrency);
+    conclude(&mut report, findings.is_equal(), peer);
     let mut spans = notes.spans;
     spans.extend(totals.transfers);
     spans.extend(
@@ -120,8 +121,15 @@ fn in_use(stats: &PoolStats) -> u32 {
 }
 
 /// Damage is damage, whoever finds it; a run that cannot show any is invalid.
-fn conclude(report: &mut Report, is_equal: bool, concurrency: u32) {
-    let wanted_in_flight = concurrency.min(report.requests.asked);
+fn conclude(report: &mut Report, is_equal: bool, peer: &Peer) {
+    let is_clean = is_equal && report.canary.violations.is_empty();
+    let fault = peer.fault.as_ref();
+    let is_serial = fault.is_some_and(Watched::serialises);
+    let wanted_in_flight = if is_serial {
+        1
+    } else {
+        peer.plan.concurrency.min(report.requests.asked)
+    };
     let invalid = if report.logits.compared == 0 {
         Some("0 logits compared".to_owned())
     } else if report.peak_in_flight < wanted_in_flight {
@@ -132,9 +140,9 @@ fn conclude(report: &mut Report, is_equal: bool, concurrency: u32) {
     } else if !report.pages_conserved {
         Some("pages were lost: a pool is not whole at the end".to_owned())
     } else {
-        None
+        fault.and_then(|fault| fault.proves_nothing(is_clean, &report.counters))
     };
-    if !is_equal || !report.canary.violations.is_empty() {
+    if !is_clean {
         report.verdict = Verdict::Mismatch;
     } else if let Some(reason) = invalid {
         report.verdict = Verdict::Invalid;

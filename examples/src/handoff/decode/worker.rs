@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvgate_kvcache::{AppendLease, PageLease};
+use kvgate_kvcache::{AppendLease, LayerId, PageLease};
 use kvgate_model::Logits;
 
 use super::caches::DecodeCaches;
@@ -15,6 +15,7 @@ use super::{Inbox, Side};
 use crate::handoff::cancel::CancelMoment;
 use crate::handoff::compare::Outcome;
 use crate::handoff::failure::Failure;
+use crate::handoff::fault::decode::Reader;
 use crate::handoff::link::PeerWatch;
 use crate::handoff::observer::Phase;
 use crate::handoff::sampling::arg_max;
@@ -38,6 +39,8 @@ pub(super) struct Task {
     /// When this side aborts the request.
     pub(super) moment: Option<CancelMoment>,
     pub(super) watch: PeerWatch,
+    /// Plants the reading side's part of a fault; does nothing without one.
+    pub(super) reader: Reader,
 }
 
 impl Task {
@@ -47,11 +50,20 @@ impl Task {
     }
 }
 
-/// How a worker ended.
-pub(super) struct Ended {
+/// What a worker says to the main thread.
+pub(super) struct Said {
+    /// The flight, by the number of its epoch.
     pub(super) flight: u64,
-    /// `None`: it was stopped, or stopped itself at the moment drawn for it.
-    pub(super) result: Result<Option<Outcome>, Failure>,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// Every layer has landed.
+    Landed,
+    /// The first step has read a layer.
+    Read(LayerId),
+    /// The end. `None`: it was stopped, or stopped itself at the moment drawn for it.
+    Ended(Result<Option<Outcome>, Failure>),
 }
 
 /// Starts a worker; its end comes to the inbox.
@@ -59,9 +71,10 @@ pub(super) fn start(side: Arc<Side>, task: Task, inbox: Sender<Inbox>) -> Result
     let flight = task.flight;
     let builder = thread::Builder::new().name(format!("decode-{}", task.request));
     let body = move || {
-        let result = perform(&side, task);
         // The main thread may have ended already.
-        drop(inbox.send(Inbox::Worker(Ended { flight, result })));
+        let say = |what| drop(inbox.send(Inbox::Worker(Said { flight, what })));
+        let result = perform(&side, task, &say);
+        say(What::Ended(result));
     };
     builder
         .spawn(body)
@@ -70,7 +83,7 @@ pub(super) fn start(side: Arc<Side>, task: Task, inbox: Sender<Inbox>) -> Result
 }
 
 /// The lease of the request ends with this function, before the main thread hears of the end.
-fn perform(side: &Side, task: Task) -> Result<Option<Outcome>, Failure> {
+fn perform(side: &Side, task: Task, say: &dyn Fn(What)) -> Result<Option<Outcome>, Failure> {
     let Some(first_token) = wait_for_first_token(&task)? else {
         return Ok(None);
     };
@@ -80,7 +93,7 @@ fn perform(side: &Side, task: Task) -> Result<Option<Outcome>, Failure> {
         task.moment,
         Arc::clone(&task.stop),
     );
-    let mut caches = DecodeCaches::new(side, task);
+    let mut caches = DecodeCaches::new(side, task, say);
     if moment == Some(CancelMoment::AfterLanding) {
         caches.wait_for_all()?;
         return Ok(None);

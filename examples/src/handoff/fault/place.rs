@@ -8,6 +8,7 @@ use super::spec::{FaultKind, FaultSpec};
 use crate::handoff::cancel;
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::options::PromptOptions;
+use crate::handoff::plan::RunPlan;
 use crate::handoff::prompt::mix;
 
 /// A place, in terms of the schema.
@@ -38,6 +39,21 @@ pub struct Scope {
     pub cancel_share: f64,
     /// Seed of the aborts.
     pub seed: u64,
+}
+
+impl Scope {
+    /// The scope of a run.
+    #[must_use]
+    pub fn of(plan: &RunPlan) -> Self {
+        Self {
+            prompt_tokens: plan.prompt_tokens,
+            requests: plan.requests,
+            concurrency: plan.concurrency,
+            steps: plan.steps,
+            cancel_share: plan.cancel_share,
+            seed: plan.seed,
+        }
+    }
 }
 
 /// Refuses a fault that has no place, before anything is started.

@@ -33,7 +33,7 @@ impl PrefillCaches {
         flight: &Arc<Flight>,
         lease: WriteLease,
     ) -> Result<Self, Failure> {
-        let outbox = Outbox::new(side, flight)?;
+        let outbox = Outbox::new(side, flight, lease.ledger())?;
         let (side, flight) = (Arc::clone(side), Arc::clone(flight));
         Ok(Self {
             side,
@@ -62,7 +62,7 @@ impl PrefillCaches {
             .lease
             .commit_layer(layer, tokens)
             .map_err(|error| cache_failure(&error))?;
-        self.outbox.send(layer, &written, self.lease.ledger())
+        self.outbox.send(layer, &written)
     }
 
     fn end(&mut self, ended: Ended) -> ModelError {
@@ -83,7 +83,7 @@ impl LayerCaches for PrefillCaches {
     fn layer_done(&mut self, layer: LayerId, tokens: Range<u32>) -> Result<(), ModelError> {
         let span = Span {
             kind: SpanKind::PrefillCompute,
-            request: self.flight.request,
+            request: self.flight.request(),
             layer: layer.0,
             start_us: self.layer_began_us,
             end_us: timeline::now_us(),

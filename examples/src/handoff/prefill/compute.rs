@@ -16,7 +16,6 @@ use crate::handoff::link::transfer_failure;
 use crate::handoff::model::{cache_failure, model_failure};
 use crate::handoff::observer::Phase;
 use crate::handoff::plan;
-use crate::handoff::protocol::{self, FromPrefill};
 use crate::handoff::sampling::arg_max;
 
 /// What the main thread hears of the compute thread.
@@ -102,12 +101,11 @@ fn compute(
     let is_wanted = !flight.is_aborted();
     flight.keep(caches.into_lease());
     if is_wanted {
-        let aux = FromPrefill::Aux {
-            epoch: flight.offer.epoch,
-            first_token: arg_max(&last),
-        };
+        let aux = side
+            .speaker
+            .aux(flight.offer.id, total as u32, arg_max(&last));
         side.agent
-            .send(side.watch.peer(), plan::wrap(&protocol::encode(&aux)))
+            .send(side.watch.peer(), plan::wrap(&aux))
             .map_err(|error| transfer_failure(&error))?;
     }
     Ok(None)
@@ -118,7 +116,10 @@ fn reserve(side: &Side, flight: &Flight) -> Result<Option<WriteLease>, Failure> 
     let since = Instant::now();
     let tokens = flight.prompt_ids.len() as u32;
     while !flight.is_aborted() {
-        match side.pools.reserve(tokens, Room(u64::from(flight.request))) {
+        match side
+            .pools
+            .reserve(tokens, Room(u64::from(flight.request())))
+        {
             Ok(lease) => return Ok(Some(lease)),
             Err(error) if error.is_retryable() => side
                 .watch

@@ -12,8 +12,6 @@ use crate::handoff::protocol::Offer;
 
 /// Shared by the main thread and the compute thread.
 pub(super) struct Flight {
-    pub(super) request: u32,
-    pub(super) attempt: u32,
     pub(super) prompt_ids: Vec<u32>,
     pub(super) offer: Offer,
     is_aborted: AtomicBool,
@@ -36,16 +34,19 @@ enum Pages {
 }
 
 impl Flight {
-    pub(super) fn new(request: u32, prompt_ids: Vec<u32>, offer: Offer) -> Arc<Self> {
+    pub(super) fn new(prompt_ids: Vec<u32>, offer: Offer) -> Arc<Self> {
         Arc::new(Self {
-            request,
-            attempt: offer.attempt,
             prompt_ids,
             offer,
             is_aborted: AtomicBool::new(false),
             handles: Mutex::default(),
             pages: Mutex::new(Pages::Waiting),
         })
+    }
+
+    /// From 0.
+    pub(super) fn request(&self) -> u32 {
+        self.offer.id.request
     }
 
     /// Whether nothing more is to be posted.

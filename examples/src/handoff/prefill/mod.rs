@@ -5,6 +5,11 @@ mod caches;
 mod compute;
 mod flight;
 mod outbox;
+#[cfg(feature = "fault-injection")]
+mod planter;
+#[cfg(not(feature = "fault-injection"))]
+#[path = "no_planter.rs"]
+mod planter;
 mod session;
 
 use std::sync::mpsc;
@@ -12,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvgate_kvcache::PoolSet;
-use kvgate_transfer::Agent;
+use kvgate_transfer::{Agent, Incarnation};
 
 use super::activity::Activity;
 use super::endpoint::Target;
@@ -23,6 +28,7 @@ use super::observer::{Observer, Phase, PhaseMarkers};
 use super::options::{HostOptions, PromptOptions};
 use super::plan::{self, PrefillSummary, RunPlan};
 use super::prompt::PromptSource;
+use super::protocol::Speaker;
 use super::{cancel, sizing, timeline};
 
 /// What the decode side reports at the end.
@@ -43,6 +49,9 @@ struct Side {
     markers: PhaseMarkers,
     observer: Arc<dyn Observer>,
     watch: PeerWatch,
+    peer_incarnation: Incarnation,
+    speaker: Speaker,
+    planter: planter::Planter,
     plan: RunPlan,
     moments: Vec<Option<cancel::CancelMoment>>,
     source: PromptSource,
@@ -85,7 +94,7 @@ pub fn run(
         host.vocab_size(),
     )?;
     let tokens = prompt.tokens.unwrap_or(source.token_count());
-    let size = sizing::known(options, &host.schema, tokens, prompt);
+    let size = sizing::sender(options, &host.schema, tokens, prompt);
     let pools = link::make_pools(options, &host, size, &agent)?;
     let peer = link::connect(&agent, target, deadline)?;
     let plan = RunPlan {
@@ -100,9 +109,16 @@ pub fn run(
         seed: options.seed,
         cancel_share: prompt.cancel_share,
         hold: prompt.hold,
+        fault: options.fault.clone(),
     };
+    let peer_incarnation = link::incarnation(&agent, peer)?;
     let side = Arc::new(Side {
         watch: PeerWatch::new(&agent, peer, deadline),
+        peer_incarnation,
+        speaker: Speaker {
+            incarnation: agent.incarnation(),
+        },
+        planter: planter::Planter::new(plan.fault.as_ref(), &host, &plan)?,
         moments: cancel::draw(plan.seed, plan.requests, plan.cancel_share, plan.steps),
         host,
         agent,

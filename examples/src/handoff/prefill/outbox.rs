@@ -5,16 +5,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvgate_kvcache::canary::VerifyMode;
-use kvgate_kvcache::{
-    BlockTable, KvPost, LayerId, PostTarget, Room, TransferPlan, WriterLayers, WrittenLayer,
-};
+use kvgate_kvcache::{KvPost, LayerId, PostTarget, Room, TransferPlan, WriterLayers, WrittenLayer};
 use kvgate_transfer::{
-    Epoch, ErrorKind, FlightLedger, Incarnation, Op, PoolId, PostOptions, PreparedTransfer,
-    SourceReady,
+    DescriptorList, Epoch, ErrorKind, FlightLedger, Incarnation, Op, PoolId, PostOptions,
+    SourceReady, TransferHandle,
 };
 
 use super::Side;
 use super::flight::Flight;
+use super::planter::{Context, Intercepted};
 use crate::handoff::cancel::CancelMoment;
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::{self, transfer_failure};
@@ -37,12 +36,8 @@ pub(super) enum Posted {
 
 /// Posts the segments of one flight.
 pub(super) struct Outbox {
-    side: Arc<Side>,
-    flight: Arc<Flight>,
+    courier: Courier,
     plan: TransferPlan,
-    peer_incarnation: Incarnation,
-    peer_pools: Vec<PoolId>,
-    table: BlockTable,
     /// Next segment of each layer.
     next_segment: Vec<u16>,
     posted_count: u32,
@@ -50,8 +45,22 @@ pub(super) struct Outbox {
     give_up_at: Option<u32>,
 }
 
+/// Takes posts of one flight to the agent.
+#[derive(Clone)]
+pub(super) struct Courier {
+    side: Arc<Side>,
+    flight: Arc<Flight>,
+    ledger: Arc<FlightLedger>,
+    peer_incarnation: Incarnation,
+    peer_pools: Vec<PoolId>,
+}
+
 impl Outbox {
-    pub(super) fn new(side: &Arc<Side>, flight: &Arc<Flight>) -> Result<Self, Failure> {
+    pub(super) fn new(
+        side: &Arc<Side>,
+        flight: &Arc<Flight>,
+        ledger: &Arc<FlightLedger>,
+    ) -> Result<Self, Failure> {
         let schema = &side.host.schema;
         let offer = &flight.offer;
         let layer_count = schema.layer_count();
@@ -71,17 +80,25 @@ impl Outbox {
             .peer(side.watch.peer())
             .ok_or_else(|| Failure::new(FailureKind::PeerLost, "decode was lost"))?;
         let total = u32::from(layer_count) * offer.segment_ends.len() as u32;
-        let give_up_at = match side.moments.get(flight.request as usize).copied().flatten() {
+        let give_up_at = match side
+            .moments
+            .get(flight.request() as usize)
+            .copied()
+            .flatten()
+        {
             Some(CancelMoment::MidSend { permille }) => Some((total * permille / 1_000).max(1)),
             _ => None,
         };
-        Ok(Self {
+        let courier = Courier {
             side: Arc::clone(side),
             flight: Arc::clone(flight),
-            plan,
+            ledger: Arc::clone(ledger),
             peer_incarnation: peer.incarnation,
             peer_pools: peer.pools.iter().map(|remote| remote.pool).collect(),
-            table: offer.table(schema),
+        };
+        Ok(Self {
+            courier,
+            plan,
             next_segment: vec![0; usize::from(layer_count)],
             posted_count: 0,
             give_up_at,
@@ -93,14 +110,13 @@ impl Outbox {
         &mut self,
         layer: LayerId,
         written: &WrittenLayer,
-        ledger: &Arc<FlightLedger>,
     ) -> Result<Posted, Failure> {
-        let segments = self.flight.offer.segment_ends.clone();
         loop {
             let Some(next) = self.next_segment.get_mut(usize::from(layer.0)) else {
                 return Err(Failure::internal(format!("layer {layer} has no plan")));
             };
-            let is_written = segments
+            let ends = &self.courier.flight.offer.segment_ends;
+            let is_written = ends
                 .get(usize::from(*next))
                 .is_some_and(|end| *end <= written.tokens().end);
             if !is_written {
@@ -108,26 +124,13 @@ impl Outbox {
             }
             let segment = *next;
             *next += 1;
-            let is_last = usize::from(*next) == segments.len();
-            if self.flight.is_aborted() {
+            let is_last = usize::from(*next) == ends.len();
+            if self.courier.flight.is_aborted() {
                 return Ok(Posted::Aborted);
             }
-            let target = PostTarget {
-                incarnation: self.peer_incarnation,
-                pools: &self.peer_pools,
-                table: &self.table,
-                epoch: Epoch(self.flight.offer.epoch),
-                room: Room(u64::from(self.flight.request)),
-                verify: VerifyMode::Canary,
-            };
-            let post = self
-                .plan
-                .post(&self.side.pools, u32::from(segment), written, &target)
-                .map_err(|error| cache_failure(&error))?;
-            if !post.is_empty()
-                && self.post(layer, segment, is_last, post, ledger)? == Posted::Aborted
-            {
-                return Ok(Posted::Aborted);
+            match self.post(layer, segment, is_last, written)? {
+                Posted::All => {}
+                other => return Ok(other),
             }
             self.posted_count += 1;
             if self.give_up_at == Some(self.posted_count) {
@@ -137,41 +140,54 @@ impl Outbox {
     }
 
     fn post(
-        &mut self,
+        &self,
         layer: LayerId,
         segment: u16,
         is_last: bool,
-        post: KvPost,
-        ledger: &Arc<FlightLedger>,
+        written: &WrittenLayer,
     ) -> Result<Posted, Failure> {
-        self.side.markers.enter(Phase::Transfer);
-        self.count(layer, segment, &post);
-        let (local, remote) = post.descriptors();
-        let prepared = self
-            .side
-            .agent
-            .prepare(Op::Write, &local, &remote, self.side.watch.peer())
-            .map_err(|error| transfer_failure(&error))?;
-        let options = PostOptions {
-            arrival: Some(post.arrival),
-            keepalive: Some(Box::new(post.keepalive)),
-            ledger: Some(Arc::clone(ledger)),
-            ..PostOptions::default()
+        let Courier { side, flight, .. } = &self.courier;
+        let target = PostTarget {
+            incarnation: self.courier.peer_incarnation,
+            pools: &self.courier.peer_pools,
+            table: &flight.offer.table,
+            epoch: Epoch(flight.offer.id.epoch),
+            room: Room(u64::from(flight.request())),
+            verify: VerifyMode::Canary,
         };
-        match self
-            .side
+        let post = self
+            .plan
+            .post(&side.pools, u32::from(segment), written, &target)
+            .map_err(|error| cache_failure(&error))?;
+        if post.is_empty() {
+            return Ok(Posted::All);
+        }
+        side.markers.enter(Phase::Transfer);
+        self.courier.count(layer, segment, &post);
+        let context = Context {
+            courier: &self.courier,
+            plan: &self.plan,
+            table: &flight.offer.table,
+            layer,
+            is_last_segment: is_last,
+            written,
+        };
+        let post = match side.planter.intercept(&context, post)? {
+            Intercepted::Post(post) => post,
+            Intercepted::Handled => return Ok(Posted::All),
+            Intercepted::GiveUp => return Ok(Posted::ReachedItsMoment),
+        };
+        match side
             .plan
             .hold
             .filter(|hold| hold.layer == layer.0 && is_last)
         {
-            None => post_now(&self.side, &self.flight, &prepared, post.source, options),
+            None => self.courier.send(post),
             Some(hold) => {
-                let (side, flight) = (Arc::clone(&self.side), Arc::clone(&self.flight));
-                let delay = Duration::from_millis(hold.delay_ms);
+                let courier = self.courier.clone();
                 let body = move || {
-                    thread::sleep(delay);
-                    if let Err(failure) = post_now(&side, &flight, &prepared, post.source, options)
-                    {
+                    thread::sleep(Duration::from_millis(hold.delay_ms));
+                    if let Err(failure) = courier.send(post) {
                         tracing::error!(%failure, "a held post failed");
                     }
                 };
@@ -185,10 +201,62 @@ impl Outbox {
             }
         }
     }
+}
+
+impl Courier {
+    /// Posts, and watches over the operation with the others of the flight.
+    fn send(&self, post: KvPost) -> Result<Posted, Failure> {
+        Ok(match self.post(post)? {
+            Some(handle) => {
+                self.flight.posted(handle);
+                Posted::All
+            }
+            None => Posted::Aborted,
+        })
+    }
+
+    /// Posts; `None` when the flight takes no more.
+    pub(super) fn post(&self, post: KvPost) -> Result<Option<TransferHandle>, Failure> {
+        let (local, remote) = post.descriptors();
+        let options = PostOptions {
+            arrival: Some(post.arrival),
+            keepalive: Some(Box::new(post.keepalive)),
+            ledger: Some(Arc::clone(&self.ledger)),
+            ..PostOptions::default()
+        };
+        self.post_lists(&local, &remote, post.source, options)
+    }
+
+    fn post_lists(
+        &self,
+        local: &DescriptorList,
+        remote: &DescriptorList,
+        mut source: SourceReady,
+        mut options: PostOptions,
+    ) -> Result<Option<TransferHandle>, Failure> {
+        let Side { agent, watch, .. } = &*self.side;
+        let prepared = agent
+            .prepare(Op::Write, local, remote, watch.peer())
+            .map_err(|error| transfer_failure(&error))?;
+        let since = Instant::now();
+        loop {
+            match agent.post_within(&prepared, source, options, link::slice()) {
+                Ok(handle) => return Ok(Some(handle)),
+                Err(refused) => match refused.error.kind() {
+                    ErrorKind::QueueFull { .. } => {
+                        watch.check(since, "a full queue")?;
+                        (source, options) = (refused.source, refused.options);
+                    }
+                    ErrorKind::FlightClosed { .. } => return Ok(None),
+                    _ => return Err(transfer_failure(&refused.error)),
+                },
+            }
+        }
+    }
 
     fn count(&self, layer: LayerId, segment: u16, post: &KvPost) {
         let moment = Moment {
-            request: self.flight.request,
+            request: self.flight.request(),
             layer: layer.0,
             segment,
             at_us: timeline::now_us(),
@@ -197,8 +265,8 @@ impl Outbox {
             summary.transfers += 1;
             summary.row_bytes += post.row_bytes();
             summary.posts.push(moment);
-            for page_move in &post.moves {
-                let Some(row) = self.side.host.schema.rows().get(page_move.pool.index()) else {
+            for moved in &post.moves {
+                let Some(row) = self.side.host.schema.rows().get(moved.pool.index()) else {
                     continue;
                 };
                 let component = row.component.id();
@@ -207,11 +275,11 @@ impl Outbox {
                     .iter_mut()
                     .find(|row| row.layer == layer.0 && row.component == component);
                 match known {
-                    Some(row) => row.bytes += page_move.bytes,
+                    Some(row) => row.bytes += moved.bytes,
                     None => summary.bytes.push(RowBytes {
                         layer: layer.0,
                         component: component.to_owned(),
-                        bytes: page_move.bytes,
+                        bytes: moved.bytes,
                     }),
                 }
             }
@@ -219,32 +287,60 @@ impl Outbox {
     }
 }
 
-/// Posts, and waits while the queue towards the peer is full.
-fn post_now(
-    side: &Side,
-    flight: &Flight,
-    prepared: &PreparedTransfer,
-    mut source: SourceReady,
-    mut options: PostOptions,
-) -> Result<Posted, Failure> {
-    let since = Instant::now();
-    loop {
-        match side
-            .agent
-            .post_within(prepared, source, options, link::slice())
-        {
-            Ok(handle) => {
-                flight.posted(handle);
-                return Ok(Posted::All);
+/// What only a planted fault does: pages without their witness, arrivals without their bytes.
+#[cfg(feature = "fault-injection")]
+mod faults {
+    use kvgate_kvcache::{PageMove, SourceLease};
+    use kvgate_transfer::fault::HoldGate;
+    use kvgate_transfer::{Arrival, Visibility};
+
+    use super::*;
+
+    impl Courier {
+        pub(crate) fn side(&self) -> &Side {
+            &self.side
+        }
+
+        pub(crate) fn flight(&self) -> &Flight {
+            &self.flight
+        }
+
+        /// Writes pages, with or without saying so, and perhaps not before a gate opens.
+        pub(crate) fn post_pages(
+            &self,
+            moves: &[PageMove],
+            arrival: Option<Arrival>,
+            keepalive: SourceLease,
+            hold: Option<Arc<HoldGate>>,
+        ) -> Result<Option<TransferHandle>, Failure> {
+            let mut local = DescriptorList::new();
+            let mut remote = DescriptorList::remote(self.peer_incarnation);
+            for moved in moves {
+                let here = self.side.pools.pool_id(moved.pool);
+                let there = self.peer_pools.get(moved.pool.index());
+                let (Some(here), Some(there)) = (here, there) else {
+                    return Err(Failure::internal(
+                        "a planted fault names a pool that is not registered",
+                    ));
+                };
+                local.push(here, &moved.from);
+                remote.push(*there, &moved.to);
             }
-            Err(refused) => match refused.error.kind() {
-                ErrorKind::QueueFull { .. } => {
-                    side.watch.check(since, "a full queue")?;
-                    (source, options) = (refused.source, refused.options);
-                }
-                ErrorKind::FlightClosed { .. } => return Ok(Posted::Aborted),
-                _ => return Err(transfer_failure(&refused.error)),
-            },
+            let options = PostOptions {
+                arrival,
+                keepalive: Some(Box::new(keepalive)),
+                ledger: Some(Arc::clone(&self.ledger)),
+                hold,
+            };
+            self.post_lists(&local, &remote, SourceReady::host_written(), options)
+        }
+
+        /// Says that something has arrived.
+        pub(crate) fn forge(&self, arrival: Arrival, level: Visibility) -> Result<(), Failure> {
+            self.side
+                .agent
+                .forge_arrival(self.side.watch.peer(), arrival, level)
+                .map_err(|error| transfer_failure(&error))
         }
     }
 }

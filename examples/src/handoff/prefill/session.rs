@@ -1,6 +1,6 @@
 //! The main thread of the prefill side: what is submitted when, and what the decode side answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::handoff::control::Progress;
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
 use crate::handoff::plan::{self, Message, SideMessage};
-use crate::handoff::protocol::{self, FromDecode, FromPrefill, Hello, Offer, RANK, Submission};
+use crate::handoff::protocol::{self, FlightId, FromDecode, Offer, Submission};
 use crate::handoff::timeline;
 
 /// A short sleep in the event queue of the agent, so that the compute thread is heard soon.
@@ -41,6 +41,8 @@ pub(super) struct Session {
     open: BTreeMap<u32, State>,
     /// Requests that are over and whose pages are still read by operations.
     releasing: Vec<Arc<Flight>>,
+    /// Offered flights that the compute thread has not been given.
+    ready: VecDeque<Arc<Flight>>,
     next_request: u32,
     computed_tokens: u64,
     is_welcome: bool,
@@ -55,6 +57,7 @@ impl Session {
             work,
             open: BTreeMap::new(),
             releasing: Vec::new(),
+            ready: VecDeque::new(),
             next_request: 0,
             computed_tokens: 0,
             is_welcome: false,
@@ -79,7 +82,7 @@ impl Session {
     }
 
     fn run_to_end(&mut self, computed: &Receiver<Computed>) -> Result<Finish, Failure> {
-        self.tell(&FromPrefill::Hello(Hello::of(&self.side.host.schema)))?;
+        self.tell(&self.side.speaker.hello(&self.side.host.schema))?;
         self.say(&SideMessage::Plan(self.side.plan.clone()))?;
         loop {
             while let Some(event) = self.side.agent.next_event(Deadline::after(TICK)) {
@@ -93,6 +96,7 @@ impl Session {
             }
             self.release()?;
             self.submit_more()?;
+            self.forward()?;
             self.sum_up()?;
             for state in self.open.values() {
                 if let State::Sending(flight) = state {
@@ -112,12 +116,31 @@ impl Session {
                 Message::Side(message) => match *message {
                     SideMessage::Finish { code, text } => Ok(Some(Finish { code, text })),
                     SideMessage::Failed(failure) => Err(failure),
+                    SideMessage::Ended { request } => {
+                        self.end(request);
+                        Ok(None)
+                    }
+                    SideMessage::LayerRead { request, layer } => self
+                        .side
+                        .planter
+                        .layer_was_read(request, layer)
+                        .map(|()| None),
                     SideMessage::Plan(_) | SideMessage::Summary(_) => Err(Failure::new(
                         FailureKind::BadInput,
                         "decode told a plan or a summary",
                     )),
                 },
-                Message::Handoff(bytes) => self.on_handoff(protocol::parse(&bytes)?).map(|()| None),
+                Message::Handoff(bytes) => {
+                    let Side {
+                        peer_incarnation,
+                        host,
+                        plan,
+                        ..
+                    } = &*self.side;
+                    let message =
+                        protocol::from_decode(&bytes, *peer_incarnation, &host.schema, plan.steps)?;
+                    self.on_handoff(message).map(|()| None)
+                }
             },
             AgentEvent::PeerDown { peer, cause, .. } if self.is_peer(peer) => Err(Failure::new(
                 FailureKind::PeerLost,
@@ -131,18 +154,20 @@ impl Session {
         self.side.watch.peer() == peer
     }
 
-    fn on_handoff(&mut self, message: FromDecode) -> Result<(), Failure> {
+    fn on_handoff(&mut self, message: Option<FromDecode>) -> Result<(), Failure> {
+        let Some(message) = message else {
+            return Ok(());
+        };
         match message {
-            FromDecode::Hello(hello) => {
-                hello.check(&self.side.host.schema)?;
+            FromDecode::Hello => {
                 self.is_welcome = true;
                 Ok(())
             }
             FromDecode::HelloRefused(failure) => Err(failure),
             FromDecode::Offer(offer) => self.on_offer(offer),
-            FromDecode::OfferRefused { request, reason } => {
-                if let Some(State::Withdrawn) = self.open.get(&request) {
-                    self.open.remove(&request);
+            FromDecode::OfferRefused { id, reason } => {
+                if matches!(self.open.get(&id.request), Some(State::Withdrawn)) {
+                    self.open.remove(&id.request);
                     return Ok(());
                 }
                 Err(Failure::new(
@@ -150,51 +175,92 @@ impl Session {
                     format!("decode refused a request: {reason}"),
                 ))
             }
-            FromDecode::Done { request } => {
-                if let Some(State::Sending(flight)) = self.open.remove(&request) {
-                    self.releasing.push(flight);
+            FromDecode::Done { id } => {
+                if let Some(State::Sending(flight)) = self.open.get(&id.request)
+                    && flight.offer.id == id
+                {
+                    self.releasing.push(Arc::clone(flight));
                 }
                 Ok(())
             }
-            FromDecode::Abort { request, .. } => {
-                if let Some(State::Sending(flight)) = self.open.remove(&request) {
-                    flight.abort();
-                    self.open.insert(request, State::Draining(flight));
-                }
+            FromDecode::Abort { id, .. } => {
+                self.give_up(id);
                 Ok(())
             }
         }
     }
 
+    /// The decode side is through with a request.
+    fn end(&mut self, request: u32) {
+        if let Some(State::Sending(flight)) = self.open.remove(&request) {
+            self.releasing.push(flight);
+        }
+    }
+
+    fn give_up(&mut self, id: FlightId) {
+        match self.open.remove(&id.request) {
+            Some(State::Sending(flight)) if flight.offer.id == id => {
+                flight.abort();
+                self.ready.retain(|ready| ready.offer.id != id);
+                self.open.insert(id.request, State::Draining(flight));
+            }
+            Some(other) => {
+                self.open.insert(id.request, other);
+            }
+            None => {}
+        }
+    }
+
     fn on_offer(&mut self, offer: Offer) -> Result<(), Failure> {
-        let request = offer.request;
+        let id = offer.id;
         let prompt_ids = self
             .side
             .source
-            .prompt(request, self.side.plan.prompt_tokens);
-        match self.open.remove(&request) {
+            .prompt(id.request, self.side.plan.prompt_tokens);
+        match self.open.remove(&id.request) {
             Some(State::Submitted) => {
-                let flight = Flight::new(request, prompt_ids, offer);
+                let flight = Flight::new(prompt_ids, offer);
                 self.open
-                    .insert(request, State::Sending(Arc::clone(&flight)));
-                self.work
-                    .send(flight)
-                    .map_err(|_| Failure::internal("the compute thread has ended"))
+                    .insert(id.request, State::Sending(Arc::clone(&flight)));
+                if self.side.planter.gives_up_at_once(id) {
+                    self.tell(&self.side.speaker.abort(id, "a former attempt"))?;
+                    self.give_up(id);
+                    return Ok(());
+                }
+                self.side.planter.offered(&flight)?;
+                self.ready.push_back(flight);
+                Ok(())
             }
             // The Offer crossed the abort: nothing was ever posted against it.
-            Some(State::Withdrawn) => self.tell(&FromPrefill::AbortAck {
-                epoch: offer.epoch,
-                rank: RANK.0,
-            }),
+            Some(State::Withdrawn) => self.tell(&self.side.speaker.abort_ack(id)),
             other => {
                 if let Some(state) = other {
-                    self.open.insert(request, state);
+                    self.open.insert(id.request, state);
                 }
                 Err(Failure::new(
                     FailureKind::BadInput,
-                    format!("decode offered request {request} out of turn"),
+                    format!("decode offered request {} out of turn", id.request),
                 ))
             }
+        }
+    }
+
+    /// Gives the compute thread what it may begin, in the order of the offers.
+    fn forward(&mut self) -> Result<(), Failure> {
+        let is_open = |request: u32| self.open.contains_key(&request);
+        let offered = |request: u32| {
+            matches!(
+                self.open.get(&request),
+                Some(State::Sending(_) | State::Draining(_))
+            )
+        };
+        let picked = self.side.planter.pick(&self.ready, &is_open, &offered);
+        match picked.and_then(|index| self.ready.remove(index)) {
+            Some(flight) => self
+                .work
+                .send(flight)
+                .map_err(|_| Failure::internal("the compute thread has ended")),
+            None => Ok(()),
         }
     }
 
@@ -206,13 +272,9 @@ impl Session {
                 Ok(())
             }
             Computed::Abort(flight) => {
-                flight.abort();
-                self.tell(&FromPrefill::Abort {
-                    request: flight.request,
-                    epoch: Some(flight.offer.epoch),
-                    reason: "cancelled by prefill".to_owned(),
-                })?;
-                self.open.insert(flight.request, State::Draining(flight));
+                let id = flight.offer.id;
+                self.tell(&self.side.speaker.abort(id, "cancelled by prefill"))?;
+                self.give_up(id);
                 Ok(())
             }
             Computed::Failed(failure) => Err(failure),
@@ -223,7 +285,14 @@ impl Session {
     /// soon as it is true.
     fn release(&mut self) -> Result<(), Failure> {
         self.releasing.retain(|flight| !flight.release());
-        let is_quiet = |state: &State| matches!(state, State::Draining(flight) if flight.release());
+        let draining = self
+            .open
+            .values()
+            .filter(|state| matches!(state, State::Draining(_)))
+            .count();
+        let is_alone = draining == self.open.len() && self.next_request == self.side.plan.requests;
+        self.side.planter.before_release(is_alone);
+        let is_quiet = |state: &State| matches!(state, State::Draining(flight) if !self.side.planter.keeps(flight) && flight.release());
         let quiet: Vec<u32> = self
             .open
             .iter()
@@ -232,10 +301,12 @@ impl Session {
             .collect();
         for request in quiet {
             if let Some(State::Draining(flight)) = self.open.remove(&request) {
-                self.tell(&FromPrefill::AbortAck {
-                    epoch: flight.offer.epoch,
-                    rank: RANK.0,
-                })?;
+                let id = flight.offer.id;
+                self.tell(&self.side.speaker.abort_ack(id))?;
+                if self.side.planter.tries_again(id) {
+                    self.submit(request, id.attempt + 1)?;
+                    self.open.insert(request, State::Submitted);
+                }
             }
         }
         Ok(())
@@ -243,37 +314,47 @@ impl Session {
 
     /// Keeps C requests in flight.
     fn submit_more(&mut self) -> Result<(), Failure> {
-        let side = Arc::clone(&self.side);
-        let plan = &side.plan;
-        while self.is_welcome
-            && self.next_request < plan.requests
-            && self.open.len() < plan.concurrency as usize
-        {
+        while self.is_welcome && self.may_submit() {
             let request = self.next_request;
             self.next_request += 1;
-            let prompt_ids = self.side.source.prompt(request, plan.prompt_tokens);
-            self.tell(&FromPrefill::Submit(Submission {
-                request,
-                attempt: 0,
-                prompt_ids,
-            }))?;
-            let is_withdrawn = matches!(
-                self.side.moments.get(request as usize).copied().flatten(),
-                Some(CancelMoment::BeforeOffer)
-            );
-            if is_withdrawn {
-                let reason = "cancelled before the offer".to_owned();
-                self.tell(&FromPrefill::Abort {
+            self.submit(request, 0)?;
+            let moment = self.side.moments.get(request as usize).copied().flatten();
+            if moment == Some(CancelMoment::BeforeOffer) {
+                let id = FlightId {
                     request,
-                    epoch: None,
-                    reason,
-                })?;
+                    attempt: 0,
+                    epoch: 0,
+                };
+                self.tell(&self.side.speaker.abort(id, "cancelled before the offer"))?;
                 self.open.insert(request, State::Withdrawn);
             } else {
                 self.open.insert(request, State::Submitted);
             }
         }
         Ok(())
+    }
+
+    fn may_submit(&self) -> bool {
+        let plan = &self.side.plan;
+        let is_counted = |(request, state): &(&u32, &State)| {
+            !(matches!(state, State::Draining(_)) && self.side.planter.is_replaced(**request))
+        };
+        let in_flight = self.open.iter().filter(is_counted).count();
+        let is_open = |request: u32| self.open.contains_key(&request);
+        self.next_request < plan.requests
+            && in_flight < plan.concurrency as usize
+            && self.side.planter.lets_others_in(&is_open)
+    }
+
+    fn submit(&self, request: u32, attempt: u32) -> Result<(), Failure> {
+        let plan = &self.side.plan;
+        let prompt_ids = self.side.source.prompt(request, plan.prompt_tokens);
+        self.tell(&self.side.speaker.submit(Submission {
+            request,
+            attempt,
+            prompt_ids,
+            steps: plan.steps,
+        }))
     }
 
     /// After the last request: what was measured.
@@ -309,8 +390,8 @@ impl Session {
         self.side.observer.progress(progress);
     }
 
-    fn tell(&self, message: &FromPrefill) -> Result<(), Failure> {
-        self.send(plan::wrap(&protocol::encode(message)))
+    fn tell(&self, message: &[u8]) -> Result<(), Failure> {
+        self.send(plan::wrap(message))
     }
 
     fn say(&self, message: &SideMessage) -> Result<(), Failure> {
