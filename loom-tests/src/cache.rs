@@ -1,11 +1,10 @@
 //! A cache as small as it gets: slots without bytes, one page of one layer each.
 
-use std::sync::Arc as StdArc;
-
 use kvgate_kvcache::{
     CacheSchema, Formats, InFlight, IndexKFormat, LatentFormat, MemoryKind, PoolConfig, PoolSet,
     Room, TransferPlan, V4Geometry, WindowPage, WriterLayers,
 };
+use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{Agent, Epoch, PeerId, WriterRank};
 
 /// Pools of `slots` slots in each space over one layer that has only a window: one chunk a flight.
@@ -22,8 +21,7 @@ pub fn pools(slots: u32) -> PoolSet {
         index_k: IndexKFormat::F32,
         window_page: WindowPage::P64,
     };
-    let schema =
-        StdArc::new(CacheSchema::deepseek_v4(&geometry, &formats).expect("a sound geometry"));
+    let schema = Arc::new(CacheSchema::deepseek_v4(&geometry, &formats).expect("a sound geometry"));
     let config = PoolConfig {
         pages: slots,
         windows: slots,
