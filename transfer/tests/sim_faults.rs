@@ -472,61 +472,100 @@ impl Sender {
     }
 }
 
-/// `KVGATE_SIM_SEEDS` is read by nobody else: more seeds by hand.
-fn seeds() -> std::ops::Range<u64> {
-    let count = std::env::var("KVGATE_SIM_SEEDS")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    0..count.unwrap_or(300)
+/// What a row of seeds has gone through.
+#[derive(Debug, Default)]
+struct Sum {
+    net: SimCounts,
+    counters: Counters,
+    finished: u64,
+    aborted: u64,
+    quarantined: u32,
+    killed: u64,
+    /// Seeds that broke something, with what.
+    violations: Vec<(u64, String)>,
+}
+
+fn run_seeds(seeds: std::ops::Range<u64>) -> Sum {
+    let mut sum = Sum::default();
+    for seed in seeds {
+        let mut world = World::new(seed);
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run())) {
+            Ok(counts) => {
+                sum.net.duplicated += counts.duplicated;
+                sum.net.dropped += counts.dropped;
+                sum.net.failed += counts.failed;
+                sum.net.split += counts.split;
+                sum.net.late_writes += counts.late_writes;
+            }
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_owned()));
+                sum.violations.push((seed, text.unwrap_or_default()));
+                continue;
+            }
+        }
+        let seen = world.receiver.agent.counters();
+        sum.counters.duplicate += seen.duplicate;
+        sum.counters.unknown += seen.unknown;
+        sum.counters.stale += seen.stale;
+        sum.counters.late_after_close += seen.late_after_close;
+        sum.finished += world.finished;
+        sum.aborted += world.aborted;
+        sum.quarantined += world.quarantined;
+        sum.killed += world.killed;
+    }
+    sum
 }
 
 #[test]
 fn no_byte_is_wrong_and_no_page_is_lost_under_every_fault() {
-    let mut total = SimCounts::default();
-    let (mut finished, mut aborted, mut quarantined, mut killed) = (0, 0, 0, 0);
-    let mut counters = Counters::default();
-    for seed in seeds() {
-        let mut world = World::new(seed);
-        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
-        let counts = run.unwrap_or_else(|_| panic!("seed {seed}"));
-        total.duplicated += counts.duplicated;
-        total.dropped += counts.dropped;
-        total.failed += counts.failed;
-        total.split += counts.split;
-        total.late_writes += counts.late_writes;
-        let seen = world.receiver.agent.counters();
-        counters.duplicate += seen.duplicate;
-        counters.unknown += seen.unknown;
-        counters.stale += seen.stale;
-        counters.late_after_close += seen.late_after_close;
-        finished += world.finished;
-        aborted += world.aborted;
-        quarantined += world.quarantined;
-        killed += world.killed;
-    }
-    eprintln!(
-        "finished {finished}, aborted {aborted}, killed {killed}, quarantined slots {quarantined}"
-    );
-    eprintln!("{total:?} {counters:?}");
+    let sum = run_seeds(0..300);
+    assert!(sum.violations.is_empty(), "seeds {:?}", sum.violations);
     // Every window was entered.
-    for count in [
-        total.duplicated,
-        total.dropped,
-        total.failed,
-        total.split,
-        total.late_writes,
-    ] {
-        assert!(count > 0, "{total:?}");
-    }
-    for count in [
+    let (net, counters) = (&sum.net, &sum.counters);
+    let windows = [
+        net.duplicated,
+        net.dropped,
+        net.failed,
+        net.split,
+        net.late_writes,
+    ];
+    assert!(windows.iter().all(|count| *count > 0), "{net:?}");
+    let refused = [
         counters.duplicate,
         counters.unknown,
         counters.stale,
         counters.late_after_close,
-    ] {
-        assert!(count > 0, "{counters:?}");
+    ];
+    assert!(refused.iter().all(|count| *count > 0), "{counters:?}");
+    let ends = [
+        sum.finished,
+        sum.aborted,
+        sum.killed,
+        sum.quarantined.into(),
+    ];
+    assert!(ends.iter().all(|count| *count > 0), "{ends:?}");
+}
+
+/// `KVGATE_SIM_SEEDS` seeds from `KVGATE_SIM_SEED` on, for `cargo xtask sim`.
+#[test]
+fn seeds() {
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let count = number("KVGATE_SIM_SEEDS").unwrap_or(10);
+    let first = number("KVGATE_SIM_SEED").unwrap_or(1_000);
+    let sum = run_seeds(first..first + count);
+    for (seed, what) in &sum.violations {
+        println!(
+            "sim: violation seed={seed} {}",
+            what.lines().next().unwrap_or_default()
+        );
     }
-    assert!(finished > 0 && aborted > 0 && killed > 0 && quarantined > 0);
+    println!("sim: {count} seeds, {} violations", sum.violations.len());
+    assert!(sum.violations.is_empty());
 }
 
 #[test]

@@ -90,7 +90,7 @@ pub(crate) const SUITES: [Suite; 8] = [
     },
     Suite {
         name: "sim",
-        what: "the simulated hand-off, seed by seed",
+        what: "simulated flights under every fault, seed by seed",
         needs: None,
         run: seeds,
     },
@@ -159,7 +159,7 @@ fn faults(workspace: &Workspace) -> Result<Tally, Failure> {
     ];
     let job = workspace
         .cargo("faults", args)
-        .args(["--features", "fault-injection", "--test", "fault_matrix"])
+        .args(["--features", "fault-injection", "--test", "faults"])
         .target(&workspace.target.join("faults"));
     tally(&job.run()?)
 }
