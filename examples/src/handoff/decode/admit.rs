@@ -135,6 +135,7 @@ impl Session {
             reader,
         };
         worker::start(Arc::clone(&self.side), task, self.inbox.clone())?;
+        self.held_by_workers.insert(epoch.0);
         self.tell(&offer)?;
         if planted.is_some() {
             self.planted = planted;

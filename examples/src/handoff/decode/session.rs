@@ -50,6 +50,8 @@ pub(super) struct Session {
     pub(super) waiting: VecDeque<Submission>,
     pub(super) flights: BTreeMap<u64, Flight>,
     pub(super) draining: Vec<Drain>,
+    /// Flights whose workers still hold a lease, by their epochs.
+    pub(super) held_by_workers: BTreeSet<u64>,
     pub(super) fates: BTreeMap<u32, Fate>,
     pub(super) comparison: Comparison,
     pub(super) first_prompt: Option<Vec<u32>>,
@@ -105,6 +107,7 @@ impl Session {
             waiting: VecDeque::new(),
             flights: BTreeMap::new(),
             draining: Vec::new(),
+            held_by_workers: BTreeSet::new(),
             fates: BTreeMap::new(),
             comparison: Comparison::default(),
             first_prompt: None,
@@ -330,6 +333,9 @@ impl Session {
     }
 
     fn on_worker(&mut self, said: worker::Said) -> Result<(), Failure> {
+        if matches!(said.what, What::Ended(_)) {
+            self.held_by_workers.remove(&said.flight);
+        }
         // A flight that the peer has aborted meanwhile is not in the list any more.
         let Some(id) = self.flights.get(&said.flight).map(|flight| flight.id) else {
             return match said.what {
@@ -431,9 +437,12 @@ impl Session {
         }
     }
 
-    /// Pages go back against the proof that nobody writes to them; until then they are quarantined.
+    /// Pages go back against the proof that nobody writes to them; until then they are quarantined. While
+    /// a worker still holds its lease there is no proof, so nothing is asked.
     fn poll_draining(&mut self) {
-        self.draining.retain_mut(|drain| !drain.flight.poll());
+        let held = &self.held_by_workers;
+        self.draining
+            .retain_mut(|drain| held.contains(&drain.epoch) || !drain.flight.poll());
         let quarantined = self
             .draining
             .iter()
