@@ -27,27 +27,69 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-02",
         subject: "index_k read before its layer has landed",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/flight_local.rs",
+                "every_row_arrives_behind_its_gate_and_every_slot_comes_back",
+            ),
+            (
+                "examples/tests/faults.rs",
+                "every_corrupting_kind_is_found_by_the_bits_alone",
+            ),
+            ("loom-tests/tests/gate.rs", "reader_sees_every_component"),
+        ]),
     },
     Row {
         id: "DEV-03",
         subject: "an abort gives pages away while a write is running",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/flight_local.rs",
+                "an_aborted_flight_keeps_its_slots_until_the_writer_answers",
+            ),
+            (
+                "loom-tests/tests/cancel_reuse.rs",
+                "a_late_write_never_hits_the_next_owner",
+            ),
+            (
+                "transfer/tests/sim_faults.rs",
+                "no_byte_is_wrong_and_no_page_is_lost_under_every_fault",
+            ),
+        ]),
     },
     Row {
         id: "DEV-04",
         subject: "done after the first of several components",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "transfer/src/barrier/tests.rs",
+                "a_stage_opens_with_its_last_chunk_and_only_that_stage",
+            ),
+            ("loom-tests/tests/gate.rs", "reader_sees_every_component"),
+            ("loom-tests/tests/stale.rs", "a_repeat_counts_once"),
+        ]),
     },
     Row {
         id: "DEV-05",
         subject: "several writers and the metadata of a request",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/two_writers.rs",
+                "each_layer_opens_with_its_own_writer_and_the_whole_equals_one_computation",
+            ),
+            (
+                "kvcache/tests/two_writers.rs",
+                "after_an_abort_every_writer_that_has_not_delivered_must_be_heard_of",
+            ),
+        ]),
     },
     Row {
         id: "DEV-06",
         subject: "pages copied before their producer has finished",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[(
+            "kvcache/tests/plan_cover.rs",
+            "a_witness_that_does_not_fit_is_refused",
+        )]),
     },
     Row {
         id: "DEV-07",
@@ -57,17 +99,44 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-08",
         subject: "a load into pages that an older step still writes",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "transfer/src/engine/quiesce.rs",
+                "a_reading_step_keeps_memory_until_it_passes",
+            ),
+            (
+                "loom-tests/tests/append.rs",
+                "appending_waits_for_the_layer",
+            ),
+        ]),
     },
     Row {
         id: "DEV-09",
         subject: "a prefix sent before it was written",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/prefix.rs",
+                "a_pending_prefix_is_found_but_read_only_through_its_gate",
+            ),
+            (
+                "loom-tests/tests/prefix_pending.rs",
+                "a_pending_hit_waits_for_its_flight",
+            ),
+        ]),
     },
     Row {
         id: "DEV-10",
         subject: "a peer restarts at the same address",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "transfer/tests/contract/ends.rs",
+                "a_restarted_peer_is_another_one",
+            ),
+            (
+                "loom-tests/tests/peer_restart.rs",
+                "a_former_life_completes_nothing",
+            ),
+        ]),
     },
     Row {
         id: "DEV-11",
@@ -77,12 +146,30 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-12",
         subject: "a receiver waits for a component that nobody sends",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/plan_cover.rs",
+                "every_length_every_writer_count_every_segment_size",
+            ),
+            (
+                "kvcache/tests/fingerprint.rs",
+                "every_input_of_the_schema_is_in_it",
+            ),
+        ]),
     },
     Row {
         id: "DEV-13",
         subject: "a failed load counted as loaded",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/prefix.rs",
+                "a_failed_flight_takes_its_pages_out_of_the_tree",
+            ),
+            (
+                "loom-tests/tests/prefix_pending.rs",
+                "a_failed_prefix_disappears",
+            ),
+        ]),
     },
     Row {
         id: "DEV-14",
@@ -92,7 +179,16 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-15",
         subject: "pages reused before the running step has passed",
-        cover: Cover::NotYet("tests are being written"),
+        cover: Cover::Tests(&[
+            (
+                "kvcache/tests/prefix.rs",
+                "a_reading_step_keeps_an_evicted_page",
+            ),
+            (
+                "loom-tests/tests/reader_fence.rs",
+                "a_step_keeps_what_it_reads",
+            ),
+        ]),
     },
 ];
 
