@@ -174,7 +174,10 @@ impl Run {
         link: Option<UnixStream>,
     ) -> std::io::Result<()> {
         if transport == Transport::Local {
-            let body = move || drop(role::run(name, control, link, Hosting::Thread));
+            let body = move || {
+                // The launcher hears of the end by the control socket.
+                let _ = role::run(name, control, link, Hosting::Thread);
+            };
             thread::Builder::new()
                 .name(name.id().to_owned())
                 .spawn(body)?;

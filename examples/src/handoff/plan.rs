@@ -238,9 +238,7 @@ mod tests {
 
     #[test]
     fn both_classes_of_messages_are_told_apart_and_junk_is_refused() {
-        assert!(
-            matches!(parse(&wrap(b"xyz")), Ok(Message::Handoff(bytes)) if bytes == &b"xyz"[..])
-        );
+        assert!(matches!(parse(&wrap(b"xyz")), Ok(Message::Handoff(bytes)) if bytes == b"xyz"[..]));
         let finish = SideMessage::Finish {
             code: 1,
             text: "verdict".to_owned(),

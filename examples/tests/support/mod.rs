@@ -1,5 +1,10 @@
 //! Runs the built programs as a user would, with a limit of time that no test reaches unless it hangs.
-#![allow(dead_code, reason = "every test program uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test program uses a part of it"
+)]
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

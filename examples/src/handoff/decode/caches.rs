@@ -122,7 +122,7 @@ impl<'a> DecodeCaches<'a> {
         let ended = loop {
             #[cfg(feature = "fault-injection")]
             if self.is_ungated(layer)
-                && self.task.reader.has_all_but_index_k(
+                && self.task.reader.has_all_but_the_place(
                     &self.task.lease,
                     &self.side.host.schema,
                     layer,

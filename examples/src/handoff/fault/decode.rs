@@ -1,8 +1,7 @@
 //! The reading side's part of a planted fault. The detectors know nothing of it.
 
 use kvgate_kvcache::{
-    AppendLease, BlockTable, CacheSchema, Component, Error, LayerId, LayerMut, PageLease,
-    TransferPlan,
+    AppendLease, BlockTable, CacheSchema, Error, LayerId, LayerMut, PageLease, TransferPlan,
 };
 use kvgate_transfer::StageId;
 use kvgate_transfer::fault::Switch;
@@ -23,8 +22,8 @@ pub struct Watched {
 /// The reading side's part for one request.
 #[derive(Clone, Debug, Default)]
 pub struct Reader {
-    /// This layer is read as soon as everything but its index_k is here.
-    ungated: Option<(LayerId, TransferPlan)>,
+    /// The layer of this place is read as soon as everything but the place's own chunk is here.
+    ungated: Option<(Place, TransferPlan)>,
     /// The prefill side waits until this layer has been read.
     awaited: Option<LayerId>,
 }
@@ -94,7 +93,7 @@ impl Watched {
             FaultKind::UngatedIndexK | FaultKind::EarlyDone | FaultKind::StaleEpoch
         );
         Reader {
-            ungated: is_ungated.then(|| (layer, transfer.clone())),
+            ungated: is_ungated.then(|| (self.place.clone(), transfer.clone())),
             awaited: awaits.then_some(layer),
         }
     }
@@ -126,28 +125,29 @@ impl Reader {
     pub fn is_ungated(&self, layer: LayerId) -> bool {
         self.ungated
             .as_ref()
-            .is_some_and(|(ungated, _)| *ungated == layer)
+            .is_some_and(|(place, _)| place.layer == layer)
     }
 
-    /// Whether everything of the layer but its index_k is here.
+    /// Whether everything of the layer is here but the chunk that comes too late.
     #[must_use]
-    pub fn has_all_but_index_k(
+    pub fn has_all_but_the_place(
         &self,
         lease: &PageLease,
         schema: &CacheSchema,
         layer: LayerId,
     ) -> bool {
-        let Some((_, plan)) = &self.ungated else {
+        let Some((place, plan)) = &self.ungated else {
             return false;
         };
         let landed = lease.barrier().landed(StageId(layer.0));
+        let Some(late) = schema.row(layer, place.component) else {
+            return false;
+        };
         plan.chunks(layer).iter().all(|planned| {
-            let is_index_k = schema
-                .rows()
-                .get(planned.pool.index())
-                .is_some_and(|row| row.component == Component::IndexK);
+            let is_late =
+                planned.pool == late.pool && planned.ordinals.contains(&place.page.page_ordinal);
             let (word, bit) = (usize::from(planned.chunk.0 / 64), planned.chunk.0 % 64);
-            is_index_k || landed.get(word).is_some_and(|word| (word >> bit) & 1 == 1)
+            is_late || landed.get(word).is_some_and(|word| (word >> bit) & 1 == 1)
         })
     }
 

@@ -6,6 +6,8 @@ mod compute;
 mod flight;
 mod outbox;
 #[cfg(feature = "fault-injection")]
+mod pieces;
+#[cfg(feature = "fault-injection")]
 mod planter;
 #[cfg(not(feature = "fault-injection"))]
 #[path = "no_planter.rs"]

@@ -218,6 +218,10 @@ impl Courier {
     /// Posts; `None` when the flight takes no more.
     pub(super) fn post(&self, post: KvPost) -> Result<Option<TransferHandle>, Failure> {
         let (local, remote) = post.descriptors();
+        #[allow(
+            clippy::needless_update,
+            reason = "the feature fault-injection adds a field"
+        )]
         let options = PostOptions {
             arrival: Some(post.arrival),
             keepalive: Some(Box::new(post.keepalive)),

@@ -16,12 +16,13 @@ use kvgate_transfer::{Arrival, Epoch, Status, TransferHandle, Visibility};
 
 use super::flight::Flight;
 use super::outbox::Courier;
+use super::pieces::{split_moves, split_note};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::fault::decode::set_switches;
 use crate::handoff::fault::place::{self, Place, Scope};
 use crate::handoff::fault::{FaultKind, FaultSpec};
 use crate::handoff::link::{self, transfer_failure};
-use crate::handoff::model::Host;
+use crate::handoff::model::{Host, cache_failure};
 use crate::handoff::plan::RunPlan;
 use crate::handoff::protocol::FlightId;
 
@@ -327,8 +328,8 @@ impl Planted {
                 self.swap(context.table, &mut post);
                 Ok(Intercepted::Post(post))
             }
-            FaultKind::UngatedIndexK => self.defer(context, post, None),
             _ if !is_here => Ok(Intercepted::Post(post)),
+            FaultKind::UngatedIndexK => self.defer(context, post, page, None),
             FaultKind::DropPage => {
                 hooks::drop_page(&mut post, self.row.pool, page);
                 Ok(Intercepted::Post(post))
@@ -336,11 +337,16 @@ impl Planted {
             FaultKind::HalfPage => self.damage(context, post, page, Damage::HalfPage),
             FaultKind::WrongStride => self.damage(context, post, page, Damage::WrongStride),
             FaultKind::EarlyDone | FaultKind::EarlyDoneChecked => {
-                self.defer(context, post, Some((None, Visibility::LocalDone)))
+                self.defer(context, post, page, Some((None, Visibility::LocalDone)))
             }
             FaultKind::StaleEpoch | FaultKind::StaleEpochChecked => {
                 let former = self.state().former.map(|id| Epoch(id.epoch));
-                self.defer(context, post, Some((former, Visibility::RemoteVisible)))
+                self.defer(
+                    context,
+                    post,
+                    page,
+                    Some((former, Visibility::RemoteVisible)),
+                )
             }
             FaultKind::LateWrite => self.overwrite(context, post, page),
             FaultKind::LateWriteChecked | FaultKind::Duplicate => Ok(Intercepted::Post(post)),
@@ -398,47 +404,73 @@ impl Planted {
         posted.map(|()| Intercepted::Handled)
     }
 
-    /// Sends the pages of the place's pool later, and says at once that they are there, in the way that
-    /// `forged` tells: under which epoch (`None`: the right one), and how far they have come.
+    /// Sends the chosen page later, and says at once that it is there, in the way that `forged` tells:
+    /// under which epoch (`None`: the right one), and how far the bytes have come. The other pages of its
+    /// chunk go before anything that is announced, so that one page and no other is damaged.
     fn defer(
         &self,
         context: &Context<'_>,
         post: KvPost,
+        page: u32,
         forged: Option<(Option<Epoch>, Visibility)>,
     ) -> Result<Intercepted, Failure> {
         let courier = context.courier;
-        let Ok((rest, later)) =
-            hooks::split_off(context.plan, post, self.row.pool, context.written)
-        else {
-            // Reported by the caller's next check: the plan has no page of the pool in this segment.
-            return Err(Failure::internal(
-                "a planted fault found no page of its pool",
-            ));
+        let (rest, later) = hooks::split_off(context.plan, post, self.row.pool, context.written)
+            .map_err(|error| cache_failure(&error))?;
+        if self.kind.is_checked() {
+            if let Some((epoch, level)) = forged {
+                let arrival = later.arrival.clone();
+                courier.forge(
+                    Arrival {
+                        epoch: epoch.unwrap_or(arrival.epoch),
+                        ..arrival
+                    },
+                    level,
+                )?;
+            }
+            return self.send_both(courier, rest, Some(later));
+        }
+        let (chosen, others) = split_moves(&later.moves, page);
+        let (about_chosen, about_others) = split_note(&later.arrival, page);
+        let source = context.written.source();
+        if !others.is_empty() {
+            let arrival = forged.is_none().then_some(about_others);
+            courier.post_pages(&others, arrival, source.clone(), None)?;
+        }
+        self.send_both(courier, rest, None)?;
+        if let Some((epoch, level)) = forged {
+            let arrival = later.arrival.clone();
+            courier.forge(
+                Arrival {
+                    epoch: epoch.unwrap_or(arrival.epoch),
+                    ..arrival
+                },
+                level,
+            )?;
+        }
+        let arrival = forged.is_none().then_some(about_chosen);
+        let deferred = Deferred {
+            courier: courier.clone(),
+            moves: chosen,
+            arrival,
+            keepalive: source.clone(),
         };
+        self.state().deferred.push(deferred);
+        Ok(Intercepted::Handled)
+    }
+
+    fn send_both(
+        &self,
+        courier: &Courier,
+        rest: KvPost,
+        later: Option<KvPost>,
+    ) -> Result<Intercepted, Failure> {
         if !rest.is_empty() {
             courier.post(rest)?;
         }
-        let arrival = later.arrival.clone();
-        if let Some((epoch, level)) = forged {
-            let claimed = Arrival {
-                epoch: epoch.unwrap_or(arrival.epoch),
-                ..arrival.clone()
-            };
-            courier.forge(claimed, level)?;
-        }
-        if self.kind.is_checked() {
+        if let Some(later) = later {
             courier.post(later)?;
-            return Ok(Intercepted::Handled);
         }
-        let arrival = forged.is_none().then_some(arrival);
-        let keepalive = context.written.source().clone();
-        let deferred = Deferred {
-            courier: courier.clone(),
-            moves: later.moves,
-            arrival,
-            keepalive,
-        };
-        self.state().deferred.push(deferred);
         Ok(Intercepted::Handled)
     }
 
@@ -449,7 +481,7 @@ impl Planted {
         if has_pool {
             let (rest, later) =
                 hooks::split_off(context.plan, post, self.row.pool, context.written)
-                    .map_err(|error| crate::handoff::model::cache_failure(&error))?;
+                    .map_err(|error| cache_failure(&error))?;
             if !rest.is_empty() {
                 courier.post(rest)?;
             }
@@ -492,7 +524,7 @@ impl Planted {
     ) -> Result<Intercepted, Failure> {
         let courier = context.courier;
         let (rest, later) = hooks::split_off(context.plan, post, self.row.pool, context.written)
-            .map_err(|error| crate::handoff::model::cache_failure(&error))?;
+            .map_err(|error| cache_failure(&error))?;
         if !rest.is_empty() {
             courier.post(rest)?;
         }
