@@ -1,5 +1,7 @@
 //! A process of a run dies, stops or is interrupted: everything ends in time and nothing stays.
 
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
+
 mod support;
 
 use std::time::{Duration, Instant};

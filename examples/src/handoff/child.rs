@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::cli::RoleName;
+use super::role::SUBCOMMAND;
 
 /// A started role. Dropping it kills and reaps the process: nothing of a run outlives it.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub fn spawn(
     link: Option<UnixStream>,
 ) -> io::Result<RoleProcess> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("role").arg(role.id());
+    command.arg(SUBCOMMAND).arg(role.id());
     command.stdin(Stdio::from(OwnedFd::from(control)));
     command.stdout(link.map_or_else(Stdio::null, |link| Stdio::from(OwnedFd::from(link))));
     // The sockets in `command` are closed here when it is dropped; only the child keeps its ends.

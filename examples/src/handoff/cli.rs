@@ -380,6 +380,7 @@ impl PromptArgs {
                 self.cancel_share
             },
             hold: host.hold(),
+            given: None,
         }
     }
 }

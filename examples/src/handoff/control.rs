@@ -47,6 +47,7 @@ impl RoleStart {
             concurrency: 1,
             cancel_share: 0.0,
             hold: None,
+            given: None,
         };
         let launcher_pid = std::process::id();
         Self {

@@ -17,6 +17,8 @@ pub enum FailureKind {
     OutOfMemory,
     /// The peer has other bytes in mind: another format, model or weights.
     SchemaMismatch,
+    /// Bits differ that must be equal.
+    Mismatch,
     /// The run ended well and shows nothing.
     ProvesNothing,
     /// A file could not be written.
@@ -45,6 +47,7 @@ impl FailureKind {
             | Self::ProvesNothing
             | Self::Output
             | Self::Internal => 2,
+            Self::Mismatch => 1,
             Self::PeerLost | Self::DeadlineExceeded => 3,
             Self::Interrupted => 130,
             Self::Terminated => 143,

@@ -55,16 +55,42 @@ fn try_run(
     output: &OutputOptions,
     pids: &mut Option<Pids>,
 ) -> Result<u8, Failure> {
+    let mut report_file = output
+        .report
+        .as_deref()
+        .map(ReportFile::create)
+        .transpose()?;
+    launch(console, host, prompt, output, pids, |report, timeline| {
+        let written = report_file
+            .take()
+            .map_or(Ok(()), |file| file.write(&report, &timeline));
+        match written {
+            Ok(()) => {
+                console.report(&report);
+                report.exit_code()
+            }
+            Err(failure) => {
+                console.failure(&failure, Some(report.pids));
+                failure.exit_code()
+            }
+        }
+    })
+}
+
+/// Starts the roles, and hands over what the decode side found; only then the roles are ended.
+pub fn launch<T>(
+    console: &Console,
+    host: &HostOptions,
+    prompt: &PromptOptions,
+    output: &OutputOptions,
+    pids: &mut Option<Pids>,
+    conclude: impl FnOnce(Report, Timeline) -> T,
+) -> Result<T, Failure> {
     let (events, inbox) = mpsc::channel();
     let on_signal = events.clone();
     signals::watch(move |failure| drop(on_signal.send(Event::Signal(failure))))
         .map_err(|error| Failure::internal(format!("signals: {error}")))?;
     resolve::check(host, prompt, output)?;
-    let report_file = output
-        .report
-        .as_deref()
-        .map(ReportFile::create)
-        .transpose()?;
     let mut run = Run::start(host, &events)
         .map_err(|error| Failure::internal(format!("cannot start a role: {error}")))?;
     drop(events);
@@ -87,18 +113,9 @@ fn try_run(
     run.tell_all(&ToRole::Start(Box::new(start)));
     let (mut report, timeline) = run.watch(console, &inbox)?;
     report.pids = run.pids;
-    let code = match report_file.map_or(Ok(()), |file| file.write(&report, &timeline)) {
-        Ok(()) => {
-            console.report(&report);
-            report.exit_code()
-        }
-        Err(failure) => {
-            console.failure(&failure, Some(run.pids));
-            failure.exit_code()
-        }
-    };
+    let concluded = conclude(report, timeline);
     run.end();
-    Ok(code)
+    Ok(concluded)
 }
 
 /// The roles of a run, as processes, or as threads of this one.

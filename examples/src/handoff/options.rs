@@ -186,6 +186,17 @@ pub struct PromptOptions {
     pub cancel_share: f64,
     /// Delay of one layer.
     pub hold: Option<Hold>,
+    /// Ids to use instead of a text and of what the model would say next.
+    pub given: Option<GivenIds>,
+}
+
+/// The ids of one request, from the first to the last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenIds {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// Fed one by one after it.
+    pub steps: Vec<u32>,
 }
 
 /// Where the decode side puts what it found.
@@ -232,6 +243,7 @@ pub(crate) mod tests {
             concurrency: 1,
             cancel_share: 0.0,
             hold: None,
+            given: None,
         }
     }
 

@@ -24,11 +24,13 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes `prompt_ids` [N] i64, `output_ids` [M] i64 and `decode_logits` [M, V] f32.
+/// Writes `prompt_ids` [N] i64, `output_ids` [M] i64, `decode_logits` [M, V] f32 and, if there are any,
+/// `prefill_last_logits` [V] f32.
 pub fn write(
     path: &Path,
     prompt_ids: &[u32],
     outcome: &Outcome,
+    prefill_last: Option<&[u32]>,
     vocab_size: u32,
 ) -> Result<(), Failure> {
     let wide = |ids: &[u32]| -> Vec<u8> {
@@ -43,12 +45,18 @@ pub fn write(
         .iter()
         .flat_map(|logit| logit.to_le_bytes())
         .collect();
+    let last_bytes: Vec<u8> = prefill_last
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|bits| bits.to_le_bytes())
+        .collect();
     let steps = outcome.output_ids.len();
+    let vocab = vocab_size as usize;
     let view = |dtype, shape, bytes| {
         TensorView::new(dtype, shape, bytes)
             .map_err(|error| Failure::internal(format!("--out: {error}")))
     };
-    let tensors = [
+    let mut tensors = vec![
         (
             "prompt_ids",
             view(Dtype::I64, vec![prompt_ids.len()], &prompt_bytes)?,
@@ -56,9 +64,15 @@ pub fn write(
         ("output_ids", view(Dtype::I64, vec![steps], &output_bytes)?),
         (
             "decode_logits",
-            view(Dtype::F32, vec![steps, vocab_size as usize], &logit_bytes)?,
+            view(Dtype::F32, vec![steps, vocab], &logit_bytes)?,
         ),
     ];
+    if prefill_last.is_some() {
+        tensors.push((
+            "prefill_last_logits",
+            view(Dtype::F32, vec![vocab], &last_bytes)?,
+        ));
+    }
     let bytes =
         serialize(tensors, None).map_err(|error| Failure::internal(format!("--out: {error}")))?;
     std::fs::write(path, bytes).map_err(|error| refusal(path, &error))
@@ -85,7 +99,7 @@ mod tests {
             logits: vec![0.5, -0.0, 1.5, 2.5],
             ..Outcome::default()
         };
-        write(&path, &[3, 4, 5], &outcome, 2).unwrap();
+        write(&path, &[3, 4, 5], &outcome, None, 2).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(file.tensor("prompt_ids").unwrap().shape(), [3]);

@@ -43,6 +43,8 @@ pub struct RunPlan {
     pub hold: Option<Hold>,
     /// The fault to plant.
     pub fault: Option<FaultSpec>,
+    /// Fed one by one after the prompt, whatever the model would say next.
+    pub fed_ids: Option<Vec<u32>>,
 }
 
 /// What the prefill side measured.
@@ -58,6 +60,8 @@ pub struct PrefillSummary {
     pub row_bytes: u64,
     /// Every page of its pools is free again.
     pub pages_conserved: bool,
+    /// Bits of the logits of the last prompt token; only with given ids.
+    pub last_logits: Option<Vec<u32>>,
     /// What it computed when.
     pub spans: Vec<Span>,
     /// When each (layer, segment) was posted.
@@ -194,6 +198,17 @@ impl RunPlan {
                 "prefill plants a fault, and this build cannot",
             )
             .with_field("fault", "fault-injection"));
+        }
+        if let Some(fed) = self
+            .fed_ids
+            .as_ref()
+            .filter(|fed| fed.len() != self.steps as usize)
+        {
+            return Err(Failure::input(
+                "fed ids",
+                fed.len(),
+                &format!("one per step, {}", self.steps),
+            ));
         }
         if !(0.0..=1.0).contains(&self.cancel_share) {
             return Err(Failure::input("cancel_share", self.cancel_share, "0 to 1"));

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::failure::{Failure, FailureKind};
+use super::options::PromptOptions;
 
 /// Ids of `dsv4-bytes`: byte b is b + 3, control tokens follow the bytes.
 const FIRST_BYTE_ID: u32 = 3;
@@ -77,6 +78,33 @@ impl PromptSource {
         }
         Ok(Self {
             ids: ids.into_iter().map(|id| id % vocab_size).collect(),
+            seed,
+            vocab_size,
+        })
+    }
+
+    /// The text of a run: ids as given, a file, or the built-in chat.
+    pub fn of(options: &PromptOptions, seed: u64, vocab_size: u32) -> Result<Self, Failure> {
+        let Some(given) = &options.given else {
+            return Self::open(options.prompt_file.as_deref(), seed, vocab_size);
+        };
+        if let Some(id) = given
+            .prompt
+            .iter()
+            .chain(&given.steps)
+            .find(|id| **id >= vocab_size)
+        {
+            return Err(Failure::input(
+                "ids",
+                id,
+                &format!("an id below vocab_size = {vocab_size}"),
+            ));
+        }
+        if given.prompt.is_empty() {
+            return Err(Failure::input("ids", 0, "at least one prompt id"));
+        }
+        Ok(Self {
+            ids: given.prompt.clone(),
             seed,
             vocab_size,
         })

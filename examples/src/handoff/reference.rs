@@ -21,6 +21,7 @@ use super::model::Host;
 use super::mono::Mono;
 use super::observer::Observer;
 use super::options::HostOptions;
+use super::plan::RunPlan;
 use super::sampling::arg_max;
 
 /// Tokens per forward pass here, whatever the prefill side takes: the bits do not depend on it.
@@ -35,6 +36,8 @@ pub enum ToReference {
         request: u32,
         /// Tokens to decode.
         steps: u32,
+        /// Fed instead of what the model says.
+        fed_ids: Option<Vec<u32>>,
     },
     /// The request was aborted; nobody needs its logits.
     Cancel {
@@ -66,6 +69,7 @@ pub enum FromReference {
 struct Job {
     request: u32,
     steps: u32,
+    fed_ids: Option<Vec<u32>>,
     prompt_ids: Vec<u32>,
 }
 
@@ -137,9 +141,14 @@ fn read_jobs(mut receiver: ChannelReceiver) -> Result<Receiver<Order>, Failure> 
     let body = move || {
         while let Ok(Some((message, tail))) = receiver.receive::<ToReference>() {
             let order = match message {
-                ToReference::Job { request, steps } => Order::Job(Job {
+                ToReference::Job {
                     request,
                     steps,
+                    fed_ids,
+                } => Order::Job(Job {
+                    request,
+                    steps,
+                    fed_ids,
                     prompt_ids: ids_of(&tail),
                 }),
                 ToReference::Cancel { request } => Order::Cancel(request),
@@ -188,7 +197,12 @@ fn compute(mono: &mut Mono<'_>, job: &Job) -> Result<Outcome, Failure> {
         ..Outcome::default()
     };
     let mut token = arg_max(&last);
-    for _ in 0..job.steps {
+    for step in 0..job.steps as usize {
+        token = job
+            .fed_ids
+            .as_ref()
+            .and_then(|fed| fed.get(step).copied())
+            .unwrap_or(token);
         outcome.output_ids.push(token);
         let logits = sequence.forward(&[token], Logits::Last)?;
         token = arg_max(&logits);
@@ -273,12 +287,15 @@ impl ReferenceLink {
     }
 
     /// Asks for a request.
-    pub fn submit(&self, request: u32, steps: u32, prompt_ids: &[u32]) {
+    pub fn submit(&self, request: u32, plan: &RunPlan, prompt_ids: &[u32]) {
         let tail: Vec<u8> = prompt_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let job = ToReference::Job {
+            request,
+            steps: plan.steps,
+            fed_ids: plan.fed_ids.clone(),
+        };
         // A reference that is gone is reported by its own event.
-        let _ = self
-            .sender
-            .send_with(&ToReference::Job { request, steps }, &tail);
+        let _ = self.sender.send_with(&job, &tail);
     }
 
     /// Nobody needs this request any more.

@@ -22,7 +22,7 @@ pub fn prompt_tokens(
     prompt: &PromptOptions,
     vocab_size: u32,
 ) -> Result<u32, Failure> {
-    let source = PromptSource::open(prompt.prompt_file.as_deref(), host.seed, vocab_size)?;
+    let source = PromptSource::of(prompt, host.seed, vocab_size)?;
     Ok(prompt.tokens.unwrap_or(source.token_count()))
 }
 

@@ -24,6 +24,8 @@ pub enum Hosting {
     Thread,
 }
 
+/// The hidden subcommand that starts a role; a program that launches must answer to it.
+pub const SUBCOMMAND: &str = "role";
 /// Exit code of a role whose launcher is gone.
 const LAUNCHER_GONE: u8 = 3;
 /// Bound of the first message and of writes before the orders name the deadline.

@@ -1,5 +1,6 @@
 //! `v4-logits`: the logits of given tokens, computed by one host or across a hand-off.
 
+mod handoff;
 mod mono;
 
 use std::collections::BTreeMap;
@@ -88,10 +89,6 @@ pub struct Job {
     pub chunk: u32,
     /// Storage formats.
     pub formats: Formats,
-    /// How the bytes travel.
-    pub transport: Transport,
-    /// The checkpoint folder.
-    pub model: PathBuf,
 }
 
 /// Logits of a run.
@@ -166,23 +163,12 @@ fn from_prompt(args: &Args, model: &Model) -> Result<(Answer, usize), Failure> {
         steps: ids[prefill..prefill + steps].to_vec(),
         chunk: args.chunk.unwrap_or(prefill as u32),
         formats: formats(args),
-        transport: args.transport,
-        model: args.model.clone(),
     };
     let answer = match args.mode {
         Mode::Mono => mono::run(model, &job)?,
-        Mode::Handoff => handoff(model, &job)?,
+        Mode::Handoff => handoff::run(args, &job)?,
     };
     Ok((answer, steps))
-}
-
-/// The prompt in one process, the steps in another.
-fn handoff(_model: &Model, _job: &Job) -> Result<Answer, Failure> {
-    Err(Failure::new(
-        FailureKind::Usage,
-        "--mode handoff is not available in this build",
-    )
-    .with_field("mode", "handoff"))
 }
 
 fn from_state(args: &Args, model: &Model, path: &Path) -> Result<(Answer, usize), Failure> {

@@ -122,6 +122,7 @@ impl Session {
             flight: epoch.0,
             prompt_tokens,
             steps: plan.steps,
+            fed_ids: plan.fed_ids.clone(),
             lease: in_flight.lease().map_err(|error| cache_failure(&error))?,
             append: in_flight
                 .append_lease()

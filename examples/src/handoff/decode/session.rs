@@ -321,7 +321,7 @@ impl Session {
             && let Some(peer) = &self.peer
         {
             self.reference
-                .submit(request, peer.plan.steps, &submission.prompt_ids);
+                .submit(request, &peer.plan, &submission.prompt_ids);
             self.last_reference_at = Instant::now();
         }
         if request == 0 {

@@ -29,7 +29,11 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
         &session.first_prompt,
         session.comparison.first_outcome(),
     ) {
-        out::write(path, prompt, outcome, vocab_size)?;
+        let last = session
+            .summary
+            .as_ref()
+            .and_then(|summary| summary.last_logits.as_deref());
+        out::write(path, prompt, outcome, last, vocab_size)?;
     }
     side.markers.enter(Phase::Comparison);
     let findings = session.comparison.findings(vocab_size);

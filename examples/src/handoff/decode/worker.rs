@@ -27,6 +27,8 @@ pub(super) struct Task {
     pub(super) flight: u64,
     pub(super) prompt_tokens: u32,
     pub(super) steps: u32,
+    /// Fed instead of what the model says.
+    pub(super) fed_ids: Option<Vec<u32>>,
     /// The right to read; the request's slots stay while it lives.
     pub(super) lease: PageLease,
     /// The right to append.
@@ -93,6 +95,7 @@ fn perform(side: &Side, task: Task, say: &dyn Fn(What)) -> Result<Option<Outcome
         task.moment,
         Arc::clone(&task.stop),
     );
+    let fed_ids = task.fed_ids.clone();
     let mut caches = DecodeCaches::new(side, task, say);
     if moment == Some(CancelMoment::AfterLanding) {
         caches.wait_for_all()?;
@@ -106,6 +109,8 @@ fn perform(side: &Side, task: Task, say: &dyn Fn(What)) -> Result<Option<Outcome
         if stop.load(Ordering::Acquire) || moment == Some(CancelMoment::MidDecode { steps: step }) {
             return Ok(None);
         }
+        let fed = fed_ids.as_ref().and_then(|fed| fed.get(step as usize));
+        token = fed.copied().unwrap_or(token);
         outcome.output_ids.push(token);
         let forward = side.host.model.forward(
             &[token],

@@ -98,6 +98,10 @@ fn compute(
         drop(tell.send(Computed::Tokens((end - start) as u64)));
         start = end;
     }
+    if side.plan.fed_ids.is_some() {
+        let bits = last.iter().map(|logit| logit.to_bits()).collect();
+        side.note(|summary| summary.last_logits = Some(bits));
+    }
     let is_wanted = !flight.is_aborted();
     flight.keep(caches.into_lease());
     if is_wanted {

@@ -90,11 +90,7 @@ pub fn run(
     let activity = Activity::start(move || alive.alive(), move || progress.report_progress())
         .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
     let host = Host::load(options)?;
-    let source = PromptSource::open(
-        prompt.prompt_file.as_deref(),
-        options.seed,
-        host.vocab_size(),
-    )?;
+    let source = PromptSource::of(prompt, options.seed, host.vocab_size())?;
     let tokens = prompt.tokens.unwrap_or(source.token_count());
     let size = sizing::sender(options, &host.schema, tokens, prompt);
     let pools = link::make_pools(options, &host, size, &agent)?;
@@ -112,6 +108,7 @@ pub fn run(
         cancel_share: prompt.cancel_share,
         hold: prompt.hold,
         fault: options.fault.clone(),
+        fed_ids: prompt.given.as_ref().map(|given| given.steps.clone()),
     };
     let peer_incarnation = link::incarnation(&agent, peer)?;
     let side = Arc::new(Side {
