@@ -15,6 +15,9 @@ mod progress;
 pub(crate) mod queue;
 pub(crate) mod quiesce;
 pub(crate) mod regions;
+#[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
+mod seam_tests;
 mod shutdown;
 mod worker;
 
