@@ -10,10 +10,12 @@
 
 mod bytes_of_pages;
 mod cache;
+mod direct;
 mod link;
 
 pub use bytes_of_pages::Cell;
 pub use cache::{flight, plan, pools};
+pub use direct::DirectLink;
 pub use link::{ModelLink, model_peer};
 
 use kvgate_transfer::sync::Arc;

@@ -161,11 +161,13 @@ impl Operation {
         });
     }
 
-    /// Nobody can tell how it ended: the memory stays in flight.
-    pub(crate) fn lose(&self, cause: Cause) -> bool {
+    /// Nobody can tell how it ended: the memory stays in flight. `count` runs for the caller that said so,
+    /// before anybody sees it and with the mutex held: a counter, nothing more.
+    pub(crate) fn lose(&self, cause: Cause, count: impl FnOnce()) -> bool {
         self.phase
             .update(|phase| match std::mem::replace(phase, Phase::Moving) {
                 Phase::Queued(resources) | Phase::Running(resources) => {
+                    count();
                     *phase = Phase::Unknown(cause, resources);
                     true
                 }

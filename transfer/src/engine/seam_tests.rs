@@ -408,3 +408,21 @@ fn slots_of_other_sizes_are_refused_with_both_sizes() {
         assert_eq!(*rig.prepare().unwrap_err().kind(), expected);
     }
 }
+
+#[test]
+fn a_peer_lost_without_proof_never_lets_go() {
+    let rig = Rig::new(false, |_, _| Ok(Posted::Pending));
+    let (region, _) = rig.region.close(Deadline::after_ms(1)).unwrap_err();
+    rig.script.lose();
+    let (_region, error) = region.close(Deadline::after_ms(1)).unwrap_err();
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::RegionBusy {
+                unheard_peers: 1,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}

@@ -171,8 +171,7 @@ impl Engine {
     /// Records that nobody can tell the end of an operation; its memory stays in flight for good.
     pub(super) fn lose(&self, peer: &Peer, operation: Arc<Operation>, cause: Cause) {
         let op = operation.posted.id;
-        if operation.lose(cause) {
-            add(&self.counters.unknown_transfers, 1);
+        if operation.lose(cause, || add(&self.counters.unknown_transfers, 1)) {
             self.record(|| Event::OperationUnknown { peer: peer.id, op });
             self.keep_for_good(operation);
         }
