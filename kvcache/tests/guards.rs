@@ -152,6 +152,18 @@ fn slots_are_not_freed_against_a_proof_of_another_ledger() {
     assert_eq!(pair.target.stats().pages.free, 2);
 }
 
+/// Closed, not aborted, and nothing has landed: the writer may still write.
+#[test]
+fn a_flight_closed_early_waits_for_its_writer() {
+    let pair = pair(2, 4, 4);
+    let flight = pair.flight(256, 256, 1);
+    let mut draining = flight.close();
+    assert!(!draining.poll());
+    assert_eq!(pair.target.stats().pages.draining, 1);
+    draining.writer_quiet(WriterRank(0));
+    assert!(draining.poll());
+}
+
 #[test]
 fn a_flight_that_does_not_fit_gives_its_lease_back() {
     let pair = pair(4, 4, 4);
