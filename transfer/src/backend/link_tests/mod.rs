@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+mod frames;
 mod greetings;
 mod moves;
 
