@@ -1,4 +1,5 @@
 //! The bug, on purpose: every kind is found by two detectors that know nothing of each other.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 #![cfg(feature = "fault-injection")]
 
 mod support;

@@ -1,4 +1,5 @@
 //! Hand-offs through the built program: every transport, format and kind of prompt end.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! The numbered examples run to their ends and show what they promise.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod support;
 

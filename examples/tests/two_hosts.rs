@@ -1,4 +1,5 @@
 //! The two sides started by hand, as on two hosts.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Wrong command lines and bad input: one clear line, exit code 2, and one JSON object if asked for.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! One flight from a write lease to a page lease, over the local backend, with the canary on.
+#![allow(clippy::needless_update, reason = "a feature adds a field")]
 #![cfg(not(kv_loom))]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 

@@ -1,4 +1,5 @@
 //! Two prefill ranks that deliver different layers of one request, and how its slots come back.
+#![allow(clippy::needless_update, reason = "a feature adds a field")]
 #![cfg(not(kv_loom))]
 #![allow(clippy::unwrap_used, missing_docs)]
 

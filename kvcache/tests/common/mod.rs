@@ -1,4 +1,5 @@
 //! Two agents with pools, and flights between them.
+#![allow(clippy::needless_update, reason = "a feature adds a field")]
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 use std::sync::Arc;
