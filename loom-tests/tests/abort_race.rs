@@ -1,5 +1,6 @@
 //! I-10: abort, completion and drop: one terminal transition, one release.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kvcache::LayerId;
 use kvgate_loom_tests::{ModelLink, deadline, flight, model, model_peer, pools, still_agent};

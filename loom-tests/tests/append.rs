@@ -1,5 +1,6 @@
 //! I-19: a layer of a landed page is written by one holder, and only once it has landed.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kvcache::{ErrorKind, LayerId};
 use kvgate_loom_tests::{Cell, ModelLink, deadline, flight, model, model_peer, pools, still_agent};

@@ -1,5 +1,6 @@
 //! I-9: a page of an aborted flight goes to the next owner only when the writer is quiet.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kvcache::LayerId;
 use kvgate_loom_tests::{Cell, ModelLink, deadline, flight, model, model_peer, pools, still_agent};

@@ -1,5 +1,6 @@
 //! I-9, I-10: an operation of this side ends once, and its source is kept until then.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, still_agent};
 use kvgate_transfer::sync::{Arc, AtomicU32, Ordering, thread};

@@ -1,5 +1,6 @@
 //! I-9, I-14: what is told of a flight while it begins or ends.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, still_agent};
 use kvgate_transfer::sync::{Arc, thread};

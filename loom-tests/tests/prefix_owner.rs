@@ -1,5 +1,6 @@
 //! I-10, I-13: a page of the prefix tree has one owner at a time, and its readers keep it.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kvcache::{Hit, InFlight, LayerId, PoolSet, PrefixTree, Room};
 use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, plan, pools, still_agent};

@@ -1,5 +1,6 @@
 //! I-12: a pending prefix is not readable before its flight, and disappears when that fails.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kvcache::{Hit, InFlight, LayerId, PoolSet, PrefixTree, Room};
 use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, plan, pools, still_agent};

@@ -1,5 +1,6 @@
 //! I-21: memory stays registered and mapped until its operations are terminal.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, still_agent};
 use kvgate_transfer::backend::Posted;

@@ -1,5 +1,6 @@
 //! I-21 between two processes: a region goes away only when the peer does not touch it any more.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, still_agent};
 use kvgate_transfer::backend::RemoteRun;

@@ -1,5 +1,6 @@
 //! I-20 with several steps under way: a page waits for its own step and for those before it.
 #![cfg(kv_loom)]
+#![allow(clippy::unwrap_used)]
 
 use kvgate_loom_tests::{Cell, model};
 use kvgate_transfer::sync::{Arc, thread};
