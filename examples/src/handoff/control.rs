@@ -14,7 +14,7 @@ pub enum ToRole {
     Start(Box<RoleStart>),
     /// To the prefill side: where the decode side listens.
     Connect {
-        /// An address in the form of [`super::address`].
+        /// An address in the form of the parent module.
         address: String,
     },
     /// The verdict is printed; end.
@@ -64,7 +64,7 @@ impl RoleStart {
 pub enum FromRole {
     /// The decode side listens.
     Listening {
-        /// An address in the form of [`super::address`].
+        /// An address in the form of the parent module.
         address: String,
     },
     /// The process runs; sent all the time.

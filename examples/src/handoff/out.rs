@@ -24,8 +24,8 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes `prompt_ids` [N] i64, `output_ids` [M] i64, `decode_logits` [M, V] f32 and, if there are any,
-/// `prefill_last_logits` [V] f32.
+/// Writes `prompt_ids` `[N]` i64, `output_ids` `[M]` i64, `decode_logits` `[M, V]` f32 and, if there are any,
+/// `prefill_last_logits` `[V]` f32.
 pub fn write(
     path: &Path,
     prompt_ids: &[u32],

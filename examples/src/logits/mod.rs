@@ -38,7 +38,7 @@ pub struct Args {
     /// Checkpoint folder with hub names.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Token ids: a safetensors file and the name of an i64 or i32 tensor [T].
+    /// Token ids: a safetensors file and the name of an i64 or i32 tensor `[T]`.
     #[arg(long, value_name = "FILE:TENSOR", required_unless_present = "state")]
     pub ids: Option<String>,
     /// Prompt tokens.
@@ -94,9 +94,9 @@ pub struct Job {
 /// Logits of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// [V] of the last prompt token; empty when the run starts from a state.
+    /// `[V]` of the last prompt token; empty when the run starts from a state.
     pub prefill_last: Vec<f32>,
-    /// [M, V], row i after the i-th fed token.
+    /// `[M, V]`, row i after the i-th fed token.
     pub decode: Vec<f32>,
 }
 
