@@ -73,25 +73,34 @@ fn closing_waits_for_the_operation() {
     });
 }
 
-/// An operation is cancelled while the worker takes it: it ends once, and gives its source back once.
+/// An operation is cancelled while the worker takes it: it ends once, and gives its source back once and
+/// never while the copy still reads it.
 #[test]
 fn a_cancel_races_with_the_worker() {
     model("a_cancel_races_with_the_worker", || {
-        struct Source(Arc<AtomicU32>);
+        struct Source(Arc<AtomicU32>, Arc<Cell>);
         impl Drop for Source {
             fn drop(&mut self) {
+                self.1.write(7);
                 self.0.fetch_add(1, Ordering::AcqRel);
             }
         }
         let agent = still_agent("prefill");
-        let link = ModelLink::receiver();
+        let memory = Arc::new(Cell::new());
+        let link = {
+            let memory = memory.clone();
+            ModelLink::new(true, move |_| {
+                memory.read();
+                Ok(Posted::Done(Visibility::RemoteVisible))
+            })
+        };
         let peer = agent
             .attach_link(ModelLink::object(&link), &model_peer(1))
             .unwrap();
         let region = region(&agent);
         let transfer = prepared(&agent, &region, peer);
         let given_back = Arc::new(AtomicU32::new(0));
-        let keepalive = Source(given_back.clone());
+        let keepalive = Source(given_back.clone(), memory);
         let options = PostOptions {
             keepalive: Some(Box::new(keepalive)),
             ..PostOptions::default()

@@ -60,7 +60,9 @@ impl Workspace {
         args: impl IntoIterator<Item = S>,
     ) -> Job {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Job::new(name, cargo, &self.root, &self.target).args(args)
+        Job::new(name, cargo, &self.root, &self.target)
+            .target(&self.target)
+            .args(args)
     }
 
     /// A job that runs any program in this workspace.
