@@ -234,7 +234,7 @@ fn an_aborted_flight_keeps_its_slots_until_the_writer_answers() {
     drop(reader);
     assert!(!draining.poll());
     assert_eq!(pair.target.stats().pages.draining, 2);
-    draining.writer_quiet(WriterRank(0));
+    assert!(draining.writer_answered(pair.to_sender, WriterRank(0)));
     assert!(draining.poll());
     let stats = pair.target.stats();
     assert_eq!((stats.pages.owned, stats.pages.draining), (0, 0));

@@ -160,7 +160,7 @@ fn a_flight_closed_early_waits_for_its_writer() {
     let mut draining = flight.close();
     assert!(!draining.poll());
     assert_eq!(pair.target.stats().pages.draining, 1);
-    draining.writer_quiet(WriterRank(0));
+    assert!(draining.writer_answered(pair.to_sender, WriterRank(0)));
     assert!(draining.poll());
 }
 

@@ -198,7 +198,13 @@ fn after_an_abort_every_writer_that_has_not_delivered_must_be_heard_of() {
     let stats = world.target.stats();
     assert!(stats.is_conserved());
     assert_eq!((stats.pages.draining, stats.pages.free), (3, 3));
-    draining.writer_quiet(WriterRank(1));
+    let at = |rank: usize| world.ranks[rank].at_receiver;
+    assert!(
+        !draining.writer_answered(at(0), WriterRank(1)),
+        "nobody answers for another"
+    );
+    assert!(!draining.poll());
+    assert!(draining.writer_answered(at(1), WriterRank(1)));
     assert!(draining.poll());
     assert_eq!(world.target.stats().pages.free, 6);
 }
@@ -220,17 +226,21 @@ fn a_quarantined_flight_comes_back_when_its_writer_answers_after_all() {
         (3, 3, 3)
     );
     assert_eq!(stats.windows.quarantined, 2);
-    assert!(
-        !world.target.writer_quiet(Epoch(8), WriterRank(0)),
-        "no such flight"
-    );
-    assert!(world.target.writer_quiet(Epoch(7), WriterRank(0)));
+    let answer = |epoch, peer: usize, rank| {
+        let peer = world.ranks[peer].at_receiver;
+        world
+            .target
+            .writer_answered(Epoch(epoch), peer, WriterRank(rank))
+    };
+    assert!(!answer(8, 0, 0), "no such flight");
+    assert!(!answer(7, 1, 0), "nobody answers for another");
+    assert!(answer(7, 0, 0));
     assert_eq!(
         world.target.stats().pages.quarantined,
         3,
         "one writer is not enough"
     );
-    assert!(world.target.writer_quiet(Epoch(7), WriterRank(1)));
+    assert!(answer(7, 1, 1));
     let stats = world.target.stats();
     assert_eq!(
         (

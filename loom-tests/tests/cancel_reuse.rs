@@ -29,7 +29,7 @@ fn a_late_write_never_hits_the_next_owner() {
         };
         let mut draining = aborted.abort(Cause::Shutdown);
         if quiet.load(Ordering::Acquire) {
-            draining.writer_quiet(WriterRank(0));
+            assert!(draining.writer_answered(peer, WriterRank(0)));
         }
         draining.poll();
         if let Some(next) = flight(&pools, &agent, peer, 2) {
@@ -40,7 +40,7 @@ fn a_late_write_never_hits_the_next_owner() {
             drop(next.close());
         }
         nic.join().unwrap();
-        draining.writer_quiet(WriterRank(0));
+        assert!(draining.writer_answered(peer, WriterRank(0)));
         assert!(draining.poll());
         drop(draining);
         link_down(&agent, &link);

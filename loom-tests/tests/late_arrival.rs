@@ -50,7 +50,7 @@ fn nothing_is_handled_behind_the_proof() {
             thread::spawn(move || arrive(&link, 1))
         };
         let draining = flight.abort(Cause::Shutdown);
-        draining.writer_quiet(WriterRank(0));
+        assert!(draining.writer_answered(peer, WriterRank(0)));
         let proof = draining.wait(deadline()).map_err(drop).unwrap();
         page.write(9);
         drop(proof);

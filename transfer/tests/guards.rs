@@ -90,7 +90,7 @@ fn an_epoch_is_one_flight_at_a_time() {
     let draining = first.close();
     let still = pair.receiver.expect(&barrier(5), &writers, None);
     assert!(still.is_err(), "its memory is not quiet yet");
-    draining.writer_quiet(WriterRank(0));
+    assert!(draining.writer_answered(pair.from_sender, WriterRank(0)));
     assert!(draining.wait(patience()).is_ok());
     assert!(pair.receiver.expect(&barrier(5), &writers, None).is_ok());
 }

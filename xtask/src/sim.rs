@@ -1,4 +1,5 @@
-//! `cargo xtask sim`: flights on a virtual clock with every fault at once, one seed after the other.
+//! `cargo xtask sim`: transfers, and whole hand-offs, on a virtual clock with every fault at once, one
+//! seed after the other.
 
 use std::time::Duration;
 
@@ -40,55 +41,86 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
     Ok(Outcome::found_if(!summary.violations.is_empty()))
 }
 
-/// What the simulation printed.
+/// A simulated world: a test binary that runs seeds and says what it found.
+struct World {
+    name: &'static str,
+    /// Selects the test binary.
+    args: &'static [&'static str],
+}
+
+const WORLDS: [World; 2] = [
+    World {
+        name: "transfer",
+        args: &[
+            "-p",
+            "kvgate-transfer",
+            "--features",
+            "sim",
+            "--test",
+            "sim_faults",
+        ],
+    },
+    World {
+        name: "handoff",
+        args: &["-p", "kvgate-kvcache", "--test", "handoff_sim"],
+    },
+];
+
+/// What the simulations printed.
 pub(crate) struct Summary {
     pub(crate) violations: Vec<String>,
 }
 
-/// Runs the simulation; an output without its closing line proves nothing and is a failure.
+/// Runs the seeds in every world.
 pub(crate) fn simulate(workspace: &Workspace, seeds: u64, first: u64) -> Result<Summary, Failure> {
-    let done = job(workspace, seeds, first).run()?;
-    // The harness may begin a line with the name of the test.
-    let mut violations: Vec<String> = done
-        .output
-        .lines()
-        .filter_map(|line| Some(line[line.find("sim: violation ")?..].to_owned()))
-        .collect();
-    let closing = format!("sim: {seeds} seeds, {} violations", violations.len());
-    let closed = done
-        .output
-        .lines()
-        .any(|line| line.trim().ends_with(&closing));
-    if !closed && violations.is_empty() {
-        done.show_tail(60);
-        return Err(Failure::new(format!(
-            "the simulation did not close with {closing:?}"
-        )));
-    }
-    if violations.is_empty() && !done.succeeded() {
-        done.show_tail(60);
-        violations.push(format!(
-            "sim: violation the run ended with {}",
-            done.ending()
-        ));
+    let mut violations = Vec::new();
+    for world in &WORLDS {
+        violations.extend(world.simulate(workspace, seeds, first)?);
     }
     Ok(Summary { violations })
 }
 
-fn job(workspace: &Workspace, seeds: u64, first: u64) -> Job {
-    let args = [
-        "test",
-        "-p",
-        "kvgate-transfer",
-        "--features",
-        "sim",
-        "--test",
-        "sim_faults",
-    ];
-    workspace
-        .cargo("sim", args)
-        .args(["--", "--nocapture", "--test-threads=1", "--exact", "seeds"])
-        .env("KVGATE_SIM_SEEDS", seeds.to_string())
-        .env("KVGATE_SIM_SEED", first.to_string())
-        .limit(Duration::from_secs(1800))
+impl World {
+    /// An output without its closing line proves nothing and is a failure.
+    fn simulate(
+        &self,
+        workspace: &Workspace,
+        seeds: u64,
+        first: u64,
+    ) -> Result<Vec<String>, Failure> {
+        let name = self.name;
+        let done = self.job(workspace, seeds, first).run()?;
+        // The harness may begin a line with the name of the test.
+        let found = |line: &str| {
+            let what = line.split_once("sim: violation ")?.1;
+            Some(format!("sim: violation {what} [{name}]"))
+        };
+        let mut violations: Vec<String> = done.output.lines().filter_map(found).collect();
+        let closing = format!("sim: {seeds} seeds, {} violations", violations.len());
+        let is_closed = |line: &str| line.trim().ends_with(&closing);
+        if !done.output.lines().any(is_closed) && violations.is_empty() {
+            done.show_tail(60);
+            return Err(Failure::new(format!(
+                "the simulation of {name} did not close with {closing:?}"
+            )));
+        }
+        if violations.is_empty() && !done.succeeded() {
+            done.show_tail(60);
+            let ending = done.ending();
+            violations.push(format!(
+                "sim: violation the run ended with {ending} [{name}]"
+            ));
+        }
+        Ok(violations)
+    }
+
+    fn job(&self, workspace: &Workspace, seeds: u64, first: u64) -> Job {
+        workspace
+            .cargo("sim", ["test"])
+            .args(self.args)
+            .args(["--", "--nocapture", "--test-threads=1", "--exact", "seeds"])
+            .env("KVGATE_SIM_SEEDS", seeds.to_string())
+            .env("KVGATE_SIM_SEED", first.to_string())
+            .limit(Duration::from_secs(1800))
+    }
 }

@@ -117,7 +117,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .close()
         .wait(Deadline::after_ms(5_000))
         .map_err(|_| "its source is still read")?;
-    still_draining.writer_quiet(RANK);
+    assert!(still_draining.writer_answered(from_writer, RANK));
     still_draining
         .wait(Deadline::after_ms(5_000))
         .map_err(|_| "the writer is quiet")?;

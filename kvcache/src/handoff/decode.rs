@@ -176,7 +176,7 @@ pub enum DecodeOutput {
     Close,
     /// [`crate::InFlight::abort`]: whoever waits at a gate gets the cause at once.
     AbortFlight(Cause),
-    /// This writer's operations are terminal: [`crate::DrainingFlight::writer_quiet`].
+    /// This writer's operations are terminal: [`crate::DrainingFlight::writer_answered`].
     WriterQuiet(Writer),
     /// Nothing was heard of these writers: [`crate::DrainingFlight::quarantine`]. The flight goes on
     /// waiting for them.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Deadline, Draining, Epoch, FlightLedger, Outstanding, Quiesced, Unquiet, WriterRank,
+    Deadline, Draining, Epoch, FlightLedger, Outstanding, PeerId, Quiesced, Unquiet, WriterRank,
 };
 
 use crate::ids::PageId;
@@ -59,10 +59,9 @@ impl Parked {
         self.flight_epoch
     }
 
-    pub(crate) fn writer_quiet(&self, writer: WriterRank) {
-        if let Some(flight) = &self.flight {
-            flight.writer_quiet(writer);
-        }
+    pub(crate) fn writer_answered(&self, peer: PeerId, writer: WriterRank) -> bool {
+        let flight = self.flight.as_ref();
+        flight.is_some_and(|flight| flight.writer_answered(peer, writer))
     }
 
     /// Slots of a space whose proof may never come.
@@ -137,11 +136,12 @@ impl DrainingFlight {
         }
     }
 
-    /// A writer has said that its operations of this flight are terminal (its `AbortAck` came).
-    pub fn writer_quiet(&self, writer: WriterRank) {
-        if let Some(parked) = &self.parked {
-            parked.writer_quiet(writer);
-        }
+    /// `peer` has said that its operations of this flight, as `writer`, are terminal (its `AbortAck`
+    /// came). `false`, and no effect, when this connection is not that writer: a restarted process
+    /// cannot answer for what its former life may still write (I-14).
+    pub fn writer_answered(&self, peer: PeerId, writer: WriterRank) -> bool {
+        let parked = self.parked.as_ref();
+        parked.is_some_and(|parked| parked.writer_answered(peer, writer))
     }
 
     /// Frees the slots if everything is quiet; `true` when they are free.

@@ -10,7 +10,7 @@ use std::fmt;
 
 use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{
-    Agent, Deadline, Epoch, MemoryKind, MemoryRegion, PoolGeometry, PoolId, WriterRank,
+    Agent, Deadline, Epoch, MemoryKind, MemoryRegion, PeerId, PoolGeometry, PoolId, WriterRank,
 };
 
 use crate::block_table::BlockTable;
@@ -239,17 +239,14 @@ impl PoolSet {
         self.inner.sweep();
     }
 
-    /// Tells a flight that ended and was parked that one of its writers is quiet. Answers whether
-    /// there is such a flight.
-    pub fn writer_quiet(&self, epoch: Epoch, writer: WriterRank) -> bool {
+    /// Tells a flight that ended and was parked that one of its writers is quiet. `false`, and no
+    /// effect, when there is no such flight or this connection is not that writer of it.
+    pub fn writer_answered(&self, epoch: Epoch, peer: PeerId, writer: WriterRank) -> bool {
         let parked = self.inner.parked.lock();
         let mut flights = parked
             .iter()
             .filter(|parked| parked.flight_epoch() == Some(epoch));
-        flights.next().is_some_and(|flight| {
-            flight.writer_quiet(writer);
-            true
-        })
+        flights.any(|flight| flight.writer_answered(peer, writer))
     }
 
     /// The slots by state, after a sweep.

@@ -165,12 +165,19 @@ impl Flight {
     }
 
     fn writer_quiet(&mut self, node: &Node, desk: &mut Desk, writer: Writer) {
-        match &self.draining {
-            Some(draining) => draining.writer_quiet(writer.rank),
+        let peer = node.peer_of(writer.incarnation).unwrap();
+        let is_known = match &self.draining {
+            Some(draining) => draining.writer_answered(peer, writer.rank),
+            // Its last proof may have come by itself, and the slots have gone.
             None if self.is_parked => {
-                node.pools.writer_quiet(self.barrier.epoch(), writer.rank);
+                let epoch = self.barrier.epoch();
+                node.pools.writer_answered(epoch, peer, writer.rank);
+                true
             }
-            None => desk.violate("a writer is quiet in a flight that goes on".to_owned()),
+            None => false,
+        };
+        if !is_known {
+            desk.violate("a writer is quiet in a flight that is not its own".to_owned());
         }
     }
 

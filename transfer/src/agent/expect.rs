@@ -144,11 +144,6 @@ impl Draining {
         is_writer
     }
 
-    /// [`Draining::writer_answered`] for a caller that has checked who the answer came from.
-    pub fn writer_quiet(&self, writer: WriterRank) {
-        self.inner.flight.ledger.writer_quiet(writer);
-    }
-
     /// What it waits for, and the place for reader fences.
     pub fn ledger(&self) -> &Arc<FlightLedger> {
         &self.inner.flight.ledger

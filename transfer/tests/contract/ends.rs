@@ -78,7 +78,7 @@ pub(crate) fn an_abort_waits_for_the_answer_of_the_writer(backend: impl Backend)
     let (_, flight) = expect(&b, from_a, 2, 1);
     let mut draining = flight.close();
     assert!(draining.poll().is_none());
-    draining.writer_quiet(WRITER);
+    assert!(draining.writer_answered(from_a, WRITER));
     assert!(draining.poll().is_some());
     // What comes now is of an epoch that is over.
     done(&backend, &a.send(to_b, 0, 1, arrival(2, 0, 0)));

@@ -275,7 +275,7 @@ impl Session {
             FromPrefill::Abort { id, reason } => self.on_abort(id, reason),
             FromPrefill::AbortAck { id, rank } => {
                 for drain in self.draining.iter().filter(|drain| drain.epoch == id.epoch) {
-                    drain.flight.writer_quiet(rank);
+                    drain.flight.writer_answered(from, rank);
                 }
                 Ok(())
             }
