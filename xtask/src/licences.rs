@@ -4,13 +4,14 @@ use crate::exec::{Failure, Workspace};
 use crate::metadata::{Metadata, Package};
 
 /// SPDX ids that may stand alone.
-const ALLOWED: [&str; 10] = [
+const ALLOWED: [&str; 11] = [
     "0BSD",
     "Apache-2.0",
     "BSD-2-Clause",
     "BSD-3-Clause",
     "BSL-1.0",
     "CC0-1.0",
+    "ISC",
     "MIT",
     "Unicode-3.0",
     "Unlicense",

@@ -3,8 +3,13 @@
 use crate::metadata::Package;
 
 /// For each package of the workspace, the workspace packages it may name.
-const DIRECTIONS: [(&str, &[&str]); 7] = [
-    ("kvgate-transfer", &[]),
+const DIRECTIONS: [(&str, &[&str]); 9] = [
+    ("kvgate-ucx-sys", &[]),
+    ("kvgate-libfabric-sys", &[]),
+    (
+        "kvgate-transfer",
+        &["kvgate-ucx-sys", "kvgate-libfabric-sys"],
+    ),
     ("kvgate-kernels", &[]),
     ("kvgate-kvcache", &["kvgate-transfer"]),
     (

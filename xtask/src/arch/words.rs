@@ -8,10 +8,12 @@ use super::sources::Source;
 const MAX_LINES: usize = 600;
 
 /// Files, or folders when they end in `/`, in which `unsafe` may stand.
-const UNSAFE_FILES: [&str; 11] = [
+const UNSAFE_FILES: [&str; 13] = [
     "transfer/src/mem/",
     "transfer/src/backend/shm.rs",
     "transfer/tests/",
+    "transfer/ucx-sys/",
+    "transfer/libfabric-sys/",
     "kvcache/src/page/raw.rs",
     "kvcache/src/lease/view.rs",
     "kvcache/tests/",
