@@ -136,9 +136,9 @@ pub(crate) fn pair(
     Ok(pairs)
 }
 
-/// The first destination slot that stands in `pairs` twice.
-pub(crate) fn duplicate_destination(pairs: &[RangePair]) -> Option<(PoolId, u32)> {
-    let mut ranges: Vec<SlotRange> = pairs.iter().map(|pair| pair.remote).collect();
+/// The first slot that stands in `ranges` twice.
+pub(crate) fn duplicate(ranges: impl Iterator<Item = SlotRange>) -> Option<(PoolId, u32)> {
+    let mut ranges: Vec<SlotRange> = ranges.collect();
     ranges.sort_unstable_by_key(|range| (range.pool, range.slot));
     ranges.windows(2).find_map(|two| {
         let overlap = two[0].pool == two[1].pool && two[0].end() > u64::from(two[1].slot);
@@ -219,7 +219,7 @@ mod tests {
             let mut sorted = right.clone();
             sorted.sort_unstable();
             let repeats = sorted.windows(2).any(|w| w[0] == w[1]);
-            prop_assert_eq!(duplicate_destination(&pairs).is_some(), repeats);
+            prop_assert_eq!(duplicate(pairs.iter().map(|p| p.remote)).is_some(), repeats);
         }
 
         #[test]

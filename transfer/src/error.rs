@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::{
+    engine::Op,
     ids::{Epoch, Incarnation, PeerId, PoolId, RegionId, StageId, WriterRank},
     sync::{SharedError, shared_error},
 };
@@ -12,7 +13,12 @@ use crate::{
 /// there was one.
 #[derive(Clone, Debug)]
 pub struct Error {
-    kind: Box<ErrorKind>,
+    inner: Box<Inner>,
+}
+
+#[derive(Clone, Debug)]
+struct Inner {
+    kind: ErrorKind,
     source: Option<SharedError>,
 }
 
@@ -46,6 +52,13 @@ pub enum ErrorKind {
     },
     /// A destination slot that stands twice in one transfer.
     DuplicateDestination { pool: PoolId, slot: u32 },
+    /// A witness for another source: a write needs one of this side's own bytes, a read the word of the
+    /// peer that it reads from.
+    SourceMismatch {
+        op: Op,
+        peer: PeerId,
+        announced_by: Option<PeerId>,
+    },
     /// More descriptors than the backend takes in one operation.
     TooManyDescriptors { count: u64, limit: u64 },
     /// The region of this pool is being closed, or belongs to another registration.
@@ -116,7 +129,7 @@ pub enum ErrorKind {
     },
     /// The connection broke.
     PeerLost { reason: String },
-    /// The receiver did not apply the operation.
+    /// The peer did not take part in the operation.
     Refused { reason: String },
     /// A message, note or list longer than the protocol allows.
     TooLong {
@@ -163,8 +176,10 @@ impl Error {
         source: impl std::error::Error + Send + Sync + 'static,
     ) -> Self {
         Self {
-            kind: Box::new(kind),
-            source: Some(shared_error(source)),
+            inner: Box::new(Inner {
+                kind,
+                source: Some(shared_error(source)),
+            }),
         }
     }
 
@@ -178,13 +193,13 @@ impl Error {
 
     /// The reason and its values.
     pub fn kind(&self) -> &ErrorKind {
-        &self.kind
+        &self.inner.kind
     }
 
     /// Whether the same call may succeed later without anybody repairing anything.
     pub fn is_retryable(&self) -> bool {
         matches!(
-            *self.kind,
+            self.inner.kind,
             ErrorKind::QueueFull { .. }
                 | ErrorKind::DeadlineExceeded { .. }
                 | ErrorKind::RegionBusy { .. }
@@ -196,16 +211,15 @@ impl Error {
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
         Self {
-            kind: Box::new(kind),
-            source: None,
+            inner: Box::new(Inner { kind, source: None }),
         }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind.fmt(f)?;
-        match &self.source {
+        self.inner.kind.fmt(f)?;
+        match &self.inner.source {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
         }
@@ -214,7 +228,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|e| e as _)
+        self.inner.source.as_deref().map(|e| e as _)
     }
 }
 
@@ -253,9 +267,23 @@ impl fmt::Display for ErrorKind {
             Self::DuplicateDestination { pool, slot } => {
                 write!(
                     f,
-                    "slot {slot} of remote {pool:?} stands in the transfer twice"
+                    "slot {slot} of {pool:?} stands in the transfer twice as destination"
                 )
             }
+            Self::SourceMismatch {
+                op,
+                peer,
+                announced_by,
+            } => match announced_by {
+                Some(by) => write!(
+                    f,
+                    "the source of a {op} with {peer:?} was announced by {by:?}"
+                ),
+                None => write!(
+                    f,
+                    "the source of a {op} with {peer:?} was not announced by it"
+                ),
+            },
             Self::TooManyDescriptors { count, limit } => {
                 write!(
                     f,
@@ -334,7 +362,7 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{what} not done within {deadline_ms} ms")
             }
             Self::PeerLost { reason } => write!(f, "peer lost: {reason}"),
-            Self::Refused { reason } => write!(f, "refused by the receiver: {reason}"),
+            Self::Refused { reason } => write!(f, "refused by the peer: {reason}"),
             Self::TooLong {
                 what,
                 bytes,

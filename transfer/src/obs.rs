@@ -113,10 +113,14 @@ counters! {
     failed_transfers,
     /// Operations whose end nobody can tell.
     unknown_transfers,
-    /// Bytes of the operations that ended well.
+    /// Bytes of the writes that ended well.
     bytes_written,
-    /// Descriptors of the operations that ended well.
+    /// Descriptors of the writes that ended well.
     descriptors_written,
+    /// Bytes of the reads that ended well.
+    bytes_read,
+    /// Descriptors of the reads that ended well.
+    descriptors_read,
     /// Posts that found the queue full.
     back_pressure,
     /// Chunks that landed here.

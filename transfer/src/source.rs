@@ -1,6 +1,9 @@
-//! [`SourceReady`]: the witness that the bytes to be sent have been written (I-7).
+//! [`SourceReady`]: the witness that the bytes to be moved have been written (I-7).
 
-use crate::sync::{Ordering, fence};
+use crate::{
+    ids::PeerId,
+    sync::{Ordering, fence},
+};
 
 /// Proof that the producer of the source bytes is ordered before whoever gets this value.
 ///
@@ -24,7 +27,7 @@ use crate::sync::{Ordering, fence};
 /// ```
 /// It cannot be forged:
 /// ```compile_fail,E0423
-/// let forged = kvgate_transfer::SourceReady(());
+/// let forged = kvgate_transfer::SourceReady(None);
 /// ```
 /// nor doubled:
 /// ```
@@ -39,7 +42,7 @@ use crate::sync::{Ordering, fence};
 /// ```
 #[derive(Debug)]
 #[must_use = "a source witness is for posting"]
-pub struct SourceReady(());
+pub struct SourceReady(Option<PeerId>);
 
 impl SourceReady {
     /// The calling thread has written the source bytes, or has synchronised with the thread that did.
@@ -47,6 +50,17 @@ impl SourceReady {
     /// A release fence stands here; the queue hands the operation to the worker, which so sees the bytes.
     pub fn host_written() -> Self {
         fence(Ordering::Release);
-        Self(())
+        Self(None)
+    }
+
+    /// See `SourceReady::announced`, which stands with the events of the agent.
+    pub(crate) fn word_of(peer: PeerId) -> Self {
+        fence(Ordering::Acquire);
+        Self(Some(peer))
+    }
+
+    /// Who has announced the source; `None` for bytes that were written here.
+    pub(crate) fn announced_by(&self) -> Option<PeerId> {
+        self.0
     }
 }

@@ -13,8 +13,9 @@ use std::{
 
 use kvgate_transfer::{
     Address, Agent, AgentEvent, Arrival, Barrier, BarrierPlan, ChunkId, ChunkSpec, Deadline,
-    DescriptorList, Draining, Epoch, Memory, MemoryRegion, Op, PeerId, PoolGeometry, PostOptions,
-    PreparedTransfer, SourceReady, StageId, Status, TransferHandle, WriterRank, sync::Arc,
+    DescriptorList, Draining, Epoch, ErrorKind, Memory, MemoryRegion, Op, PeerId, PoolGeometry,
+    PostOptions, PreparedTransfer, SourceReady, StageId, Status, TransferHandle, WriterRank,
+    sync::Arc,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,6 +24,8 @@ const SLOT_COUNT: u32 = 128;
 const ROLE: &str = "KVGATE_TEST_ROLE";
 const ADDRESS: &str = "KVGATE_TEST_ADDRESS";
 const EPOCH: Epoch = Epoch(7);
+/// What the slots of a source hold.
+const SOURCE: u8 = 0x5a;
 
 /// Limit of everything that must happen.
 fn soon() -> Deadline {
@@ -60,6 +63,10 @@ fn side(name: &str) -> Side {
 impl Side {
     /// All slots, each to the slot with its own number.
     fn everything(&self, peer: PeerId) -> PreparedTransfer {
+        self.all_slots(Op::Write, peer)
+    }
+
+    fn all_slots(&self, op: Op, peer: PeerId) -> PreparedTransfer {
         let info = self.agent.peer(peer).unwrap();
         let slots: Vec<u32> = (0..SLOT_COUNT).collect();
         let (mut local, mut remote) = (
@@ -68,9 +75,22 @@ impl Side {
         );
         local.push(self.region.pools()[0], &slots);
         remote.push(info.pools[0].pool, &slots);
+        self.agent.prepare(op, &local, &remote, peer).unwrap()
+    }
+
+    /// Reads all slots of a peer that has announced them.
+    fn read(&self, transfer: &PreparedTransfer, announced: &AgentEvent) -> TransferHandle {
+        let source = SourceReady::announced(announced).expect("a message");
         self.agent
-            .prepare(Op::Write, &local, &remote, peer)
+            .post_within(transfer, source, PostOptions::default(), soon())
             .unwrap()
+    }
+
+    fn holds(&self, value: u8) -> bool {
+        let bytes = (SLOT_BYTES * u64::from(SLOT_COUNT)) as usize;
+        // SAFETY: I-16, I-21: all bytes of the memory; no operation touches them now.
+        let all = unsafe { std::slice::from_raw_parts(self.memory.base_ptr(), bytes) };
+        all.iter().all(|byte| *byte == value)
     }
 
     fn post(&self, transfer: &PreparedTransfer, chunk: u16) -> TransferHandle {
@@ -213,6 +233,17 @@ fn child() {
                 }
             }
         }
+        // Has something to be read, says so, and keeps it until the parent goes.
+        "source" => {
+            let bytes = (SLOT_BYTES * u64::from(SLOT_COUNT)) as usize;
+            // SAFETY: I-16: all bytes of the memory; nobody has been told of them yet.
+            unsafe { here.memory.base_ptr().write_bytes(SOURCE, bytes) };
+            here.agent.send(peer, b"complete").unwrap();
+            while !matches!(
+                here.agent.next_event(Deadline::after_ms(60_000)),
+                None | Some(AgentEvent::PeerDown { .. })
+            ) {}
+        }
         // Takes whatever comes until the parent goes.
         "reader" => {
             while !matches!(
@@ -352,6 +383,76 @@ fn a_stopped_reader_changes_nothing_and_gets_everything_later() {
         drop(other);
         here.await_proven_end();
         here.memory_is_quiet();
+    });
+}
+
+#[test]
+fn a_killed_source_ends_the_reads_and_the_destination_is_quiet() {
+    each_transport("killed-source", |address| {
+        let (here, other, peer) = with_child("source", address);
+        let announced = here.next();
+        let transfer = here.all_slots(Op::Read, peer);
+        let done = here.read(&transfer, &announced).wait(soon());
+        assert!(matches!(done, Status::Done(_)), "{done:?}");
+        assert!(here.holds(SOURCE));
+        let handles: Vec<_> = (0..200).map(|_| here.read(&transfer, &announced)).collect();
+        other.signal(Signal::KILL);
+        for handle in &handles {
+            let status = handle.wait(soon());
+            assert!(
+                matches!(status, Status::Done(_) | Status::Failed(_)),
+                "{status:?}"
+            );
+        }
+        here.await_proven_end();
+        assert!(here.holds(SOURCE), "a byte of something else was read");
+        here.memory_is_quiet();
+    });
+}
+
+#[test]
+fn the_destination_of_a_read_is_held_while_its_source_is_stopped() {
+    each_transport("stopped-source", |address| {
+        let (here, other, peer) = with_child("source", address);
+        let announced = here.next();
+        let transfer = here.all_slots(Op::Read, peer);
+        other.signal(Signal::STOP);
+        let handles: Vec<_> = (0..20).map(|_| here.read(&transfer, &announced)).collect();
+        let last = handles.last().unwrap();
+        last.cancel();
+        let status = last.wait(a_while());
+        // Mapped memory needs nobody's help; a socket does. What was queued can be taken back.
+        let is_tcp = matches!(address, Address::Tcp(_));
+        let first = handles.first().unwrap();
+        first.cancel();
+        let first = first.wait(a_while());
+        assert!(
+            matches!(first, Status::InFlight) == is_tcp,
+            "{first:?} {status:?}"
+        );
+        let Side {
+            agent,
+            region,
+            memory,
+        } = here;
+        // Neither a cancel nor time gives the destination back. Mapped memory waits for the peer's answer.
+        let (region, error) = region.close(a_while()).unwrap_err();
+        let ErrorKind::RegionBusy { outstanding, .. } = error.kind() else {
+            panic!("{error}")
+        };
+        assert_eq!(*outstanding > 0, is_tcp, "{error}");
+        other.signal(Signal::CONT);
+        for handle in &handles {
+            assert!(!matches!(handle.wait(soon()), Status::InFlight));
+        }
+        region.close(soon()).map_err(|(_, error)| error).unwrap();
+        drop(other);
+        assert!(agent.shutdown(soon()).is_clean());
+        drop(agent);
+        assert!(
+            Arc::into_inner(memory).is_some(),
+            "the engine has let go of it"
+        );
     });
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::{error::Cause, ids::PeerId};
+use crate::{error::Cause, ids::PeerId, source::SourceReady};
 
 /// Something the owner of an agent has to hear.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,28 @@ pub enum AgentEvent {
         /// What was wrong.
         reason: String,
     },
+}
+
+impl SourceReady {
+    /// The peer has said, in this message, that the slots to be read are complete and stay as they are: the
+    /// witness for reads from that peer, and for nothing else. `None` for an event that is no message.
+    ///
+    /// What the message says is between the two applications. Its way through both agents orders what the
+    /// peer had written before it before every byte that is read after it.
+    /// ```
+    /// # use kvgate_transfer::{Agent, AgentEvent, PostOptions, PreparedTransfer, SourceReady};
+    /// fn fetch(agent: &Agent, read: &PreparedTransfer, told: &AgentEvent) {
+    ///     if let Some(source) = SourceReady::announced(told) {
+    ///         let _ = agent.post(read, source, PostOptions::default());
+    ///     }
+    /// }
+    /// ```
+    pub fn announced(by: &AgentEvent) -> Option<Self> {
+        match by {
+            AgentEvent::Message { peer, .. } => Some(Self::word_of(*peer)),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug)]

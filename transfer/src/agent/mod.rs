@@ -4,6 +4,8 @@
 pub(crate) mod address;
 #[cfg(not(kv_loom))]
 pub(crate) mod auth;
+#[cfg_attr(kv_loom, allow(dead_code))]
+mod encode;
 pub(crate) mod events;
 pub(crate) mod expect;
 #[cfg_attr(kv_loom, allow(dead_code))]
@@ -48,14 +50,15 @@ use crate::{
     sync::Arc,
 };
 
-/// What a receiver is told when every byte of an operation is visible in its process.
+/// What a receiver is told when every byte of an operation is visible in its process: the peer by a write,
+/// this side by a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The flight.
     pub epoch: Epoch,
     /// The chunks that this operation completes.
     pub tickets: Vec<(StageId, ChunkId)>,
-    /// Opaque to this crate; goes to the receiver's [`ArrivalSink`].
+    /// Opaque to this crate; goes to the [`ArrivalSink`] of the flight.
     pub note: Bytes,
 }
 
@@ -306,12 +309,11 @@ impl Agent {
         remote: &DescriptorList,
         peer: PeerId,
     ) -> Result<PreparedTransfer, Error> {
-        let Op::Write = op;
         let peer = self.engine().peer(peer)?;
         if let Some((cause, _)) = peer.down() {
             return Err(peer.down_error(cause));
         }
-        PreparedTransfer::check(self.engine(), &peer, local, remote)
+        PreparedTransfer::check(self.engine(), &peer, op, local, remote)
     }
 
     /// Waits for the arrivals of a flight: from now on, completions of `barrier`'s epoch by `writers` are
@@ -319,6 +321,10 @@ impl Agent {
     /// first.
     ///
     /// A writer that is lost before all of its chunks have landed fails every stage at once.
+    ///
+    /// The writer of chunks that this side *reads* is the peer they are read from. Count the reads in
+    /// [`Expectation::ledger`]; then nothing else of that writer is to be awaited, and
+    /// [`Draining::writer_answered`] may say so once the last read is posted.
     ///
     /// # Errors
     /// [`ErrorKind::WriterMismatch`] unless `writers` are exactly the writers of the plan,

@@ -7,7 +7,7 @@ use crate::{
     backend::PostedOp,
     deadline::Deadline,
     engine::{
-        FlightLedger, PreparedTransfer, TransferHandle,
+        FlightLedger, Op, PreparedTransfer, TransferHandle,
         handle::{Operation, Resources},
         peer::Peer,
         queue::{OpSlot, Queue},
@@ -21,9 +21,10 @@ use crate::{
 /// What goes along with an operation.
 #[derive(Default)]
 pub struct PostOptions {
-    /// Told to the receiver when every byte is visible there.
+    /// Of a write: told to the receiver when every byte is visible there. Of a read: redeemed here when
+    /// every byte is visible here.
     pub arrival: Option<Arrival>,
-    /// Dropped when the operation is terminal: what keeps the source as it is.
+    /// Dropped when the operation is terminal: what keeps the local memory as it is.
     pub keepalive: Option<Box<dyn Any + Send>>,
     /// Counts the operation until it is terminal.
     pub ledger: Option<Arc<FlightLedger>>,
@@ -44,11 +45,11 @@ pub struct PostError {
 }
 
 impl Agent {
-    /// Queues an operation. `source` proves that the bytes to be sent have been written. Never blocks.
+    /// Queues an operation. `source` proves that the bytes to be moved have been written. Never blocks.
     ///
     /// # Errors
     /// Everything comes back in [`PostError`]: [`ErrorKind::QueueFull`] when there is no room now
-    /// (retryable), [`ErrorKind::PeerDown`], [`ErrorKind::RegionClosed`] or [`ErrorKind::PoolRevoked`]
+    /// (retryable), [`ErrorKind::SourceMismatch`] when `source` is no witness for this operation, [`ErrorKind::PeerDown`], [`ErrorKind::RegionClosed`] or [`ErrorKind::PoolRevoked`]
     /// when a registration was revoked since the transfer was prepared, [`ErrorKind::FlightClosed`] when
     /// the ledger is closed.
     pub fn post(
@@ -83,7 +84,8 @@ impl Agent {
         mut options: PostOptions,
         reserve: impl FnOnce(&Arc<Queue>) -> Result<OpSlot, Error>,
     ) -> Result<TransferHandle, PostError> {
-        match self.admit(transfer, &mut options, reserve) {
+        let checked = check_source(&source, transfer);
+        match checked.and_then(|()| self.admit(transfer, &mut options, reserve)) {
             Ok(handle) => Ok(handle),
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::QueueFull { .. }) {
@@ -122,6 +124,7 @@ impl Agent {
         };
         let posted = PostedOp {
             id: engine.next_op(),
+            op: transfer.op,
             runs: transfer.runs.clone(),
             bytes: transfer.bytes(),
             arrival: options.arrival.take(),
@@ -169,6 +172,25 @@ impl Agent {
     ) -> Result<(), Error> {
         self.engine().peer(peer)?.queue.push_forged(arrival, level)
     }
+}
+
+/// Whether it is a witness for this operation (I-7): own bytes are sent, a peer's bytes are read on its word.
+fn check_source(source: &SourceReady, transfer: &PreparedTransfer) -> Result<(), Error> {
+    let (op, peer) = (transfer.op, transfer.peer);
+    let announced_by = source.announced_by();
+    let expected = match op {
+        Op::Write => None,
+        Op::Read => Some(peer),
+    };
+    if announced_by == expected {
+        return Ok(());
+    }
+    Err(ErrorKind::SourceMismatch {
+        op,
+        peer,
+        announced_by,
+    }
+    .into())
 }
 
 impl fmt::Debug for PostOptions {

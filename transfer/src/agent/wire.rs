@@ -3,18 +3,22 @@
 //! ```text
 //! magic "KVGL" | version u16 | kind u16 | body_bytes u32 | body | CRC-32C u32 over all before it
 //! ```
-//! Little-endian. The payload of a `Write` follows its frame and is not part of it. Reading a frame
+//! Little-endian. The payload of a `Write` or `Data` follows its frame and is not part of it. Reading a frame
 //! takes two steps, so that nothing is allocated or trusted before it was checked: [`Header::parse`]
 //! on twelve bytes, then [`Frame::decode`] on the rest. Another version is refused by name before
 //! anything else of the frame is looked at; `docs/wire.md` has the bytes of each kind.
 
 use bytes::Bytes;
 
+pub(crate) use super::encode::{
+    append_ack, append_arrival, append_bye, append_data, append_hello, append_memory,
+    append_message, append_metadata, append_nack, append_no_data, append_progress, append_proof,
+    append_read, append_ready, append_refuse, append_write, check_arrival, check_message,
+};
 use super::fields::Fields;
 pub(crate) use super::fields::WireError;
 use crate::Arrival;
-use crate::backend::RemoteRun;
-use crate::error::{Error, ErrorKind};
+use crate::backend::{ReadRequest, RemoteRun};
 use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
 
@@ -58,6 +62,9 @@ pub(crate) enum Kind {
     Message = 20,
     Progress = 21,
     Bye = 22,
+    Read = 23,
+    Data = 24,
+    NoData = 25,
 }
 
 impl Kind {
@@ -76,6 +83,9 @@ impl Kind {
             20 => Self::Message,
             21 => Self::Progress,
             22 => Self::Bye,
+            23 => Self::Read,
+            24 => Self::Data,
+            25 => Self::NoData,
             _ => return None,
         })
     }
@@ -84,10 +94,11 @@ impl Kind {
     pub(crate) fn limit_bytes(self) -> usize {
         match self {
             Self::Hello | Self::Proof | Self::Memory | Self::Ready => 64,
-            Self::Ack | Self::Progress | Self::Bye => 64,
-            Self::Refuse | Self::Nack => 16 + REASON_LIMIT_BYTES,
+            Self::Ack | Self::Progress | Self::Bye | Self::Data => 64,
+            Self::Refuse | Self::Nack | Self::NoData => 16 + REASON_LIMIT_BYTES,
             Self::Metadata => METADATA_LIMIT_BYTES,
             Self::Write => 32 + RUN_LIMIT * RUN_BYTES + ARRIVAL_LIMIT_BYTES,
+            Self::Read => 32 + RUN_LIMIT * RUN_BYTES,
             Self::Arrival => 1 + ARRIVAL_LIMIT_BYTES,
             Self::Message => MESSAGE_LIMIT_BYTES,
         }
@@ -134,7 +145,8 @@ impl Header {
     }
 }
 
-const RUN_BYTES: usize = 16;
+/// Bytes of a run.
+pub(super) const RUN_BYTES: usize = 16;
 
 impl Header {
     /// The refusal of a body that is longer than the place allows.
@@ -207,6 +219,16 @@ pub(crate) enum Frame {
     },
     /// Every operation of the sender is terminal, and it posts no more.
     Bye,
+    Read(ReadRequest),
+    /// The answer to a request; the payload follows.
+    Data {
+        request: u64,
+        payload_bytes: u64,
+    },
+    NoData {
+        request: u64,
+        refusal: Refusal,
+    },
 }
 
 impl Frame {
@@ -226,6 +248,9 @@ impl Frame {
             Self::Message(_) => Kind::Message,
             Self::Progress { .. } => Kind::Progress,
             Self::Bye => Kind::Bye,
+            Self::Read(_) => Kind::Read,
+            Self::Data { .. } => Kind::Data,
+            Self::NoData { .. } => Kind::NoData,
         }
     }
 
@@ -250,186 +275,6 @@ impl Frame {
         let frame = fields.frame(header.kind)?;
         fields.finish()?;
         Ok(frame)
-    }
-}
-
-/// Whether an arrival fits a frame of this protocol.
-pub(crate) fn check_arrival(arrival: &Arrival) -> Result<(), Error> {
-    let (what, bytes, limit_bytes) = if arrival.note.len() > NOTE_LIMIT_BYTES {
-        ("note of an arrival", arrival.note.len(), NOTE_LIMIT_BYTES)
-    } else if arrival.tickets.len() > TICKET_LIMIT {
-        (
-            "ticket list of an arrival",
-            4 * arrival.tickets.len(),
-            4 * TICKET_LIMIT,
-        )
-    } else {
-        return Ok(());
-    };
-    Err(too_long(what, bytes, limit_bytes))
-}
-
-/// Whether a message fits a frame of this protocol.
-pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
-    if message.len() > MESSAGE_LIMIT_BYTES {
-        return Err(too_long("message", message.len(), MESSAGE_LIMIT_BYTES));
-    }
-    Ok(())
-}
-
-fn too_long(what: &'static str, bytes: usize, limit_bytes: usize) -> Error {
-    ErrorKind::TooLong {
-        what,
-        bytes: bytes as u64,
-        limit_bytes: limit_bytes as u64,
-    }
-    .into()
-}
-
-/// Appends one frame to `out`; `body` appends the body.
-fn append(out: &mut Vec<u8>, kind: Kind, body: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&(kind as u16).to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
-    let body_start = out.len();
-    body(out);
-    // The limits of the kinds are far below u32::MAX; a longer body is refused by every receiver.
-    let body_bytes = u32::try_from(out.len() - body_start).unwrap_or(u32::MAX);
-    out[body_start - 4..body_start].copy_from_slice(&body_bytes.to_le_bytes());
-    let crc = crc32c::crc32c(&out[start..]);
-    out.extend_from_slice(&crc.to_le_bytes());
-}
-
-pub(crate) fn append_hello(out: &mut Vec<u8>, nonce: &[u8; 32], has_auth_token: bool) {
-    append(out, Kind::Hello, |out| {
-        out.extend_from_slice(nonce);
-        out.push(u8::from(has_auth_token));
-    });
-}
-
-pub(crate) fn append_proof(out: &mut Vec<u8>, mac: &[u8; 32]) {
-    append(out, Kind::Proof, |out| out.extend_from_slice(mac));
-}
-
-pub(crate) fn append_metadata(out: &mut Vec<u8>, metadata: &[u8]) {
-    append(out, Kind::Metadata, |out| out.extend_from_slice(metadata));
-}
-
-pub(crate) fn append_memory(
-    out: &mut Vec<u8>,
-    region: RegionId,
-    generation: u32,
-    mapped_bytes: u64,
-) {
-    append(out, Kind::Memory, |out| {
-        out.extend_from_slice(&region.0.to_le_bytes());
-        out.extend_from_slice(&generation.to_le_bytes());
-        out.extend_from_slice(&mapped_bytes.to_le_bytes());
-    });
-}
-
-pub(crate) fn append_ready(out: &mut Vec<u8>) {
-    append(out, Kind::Ready, |_| {});
-}
-
-pub(crate) fn append_refuse(out: &mut Vec<u8>, refusal: &Refusal) {
-    append(out, Kind::Refuse, |out| put_refusal(out, refusal));
-}
-
-/// A write frame; `payload_bytes` of payload must follow on the socket.
-pub(crate) fn append_write(
-    out: &mut Vec<u8>,
-    op: OpId,
-    is_last: bool,
-    payload_bytes: u64,
-    runs: &[RemoteRun],
-    arrival: Option<&Arrival>,
-) {
-    out.reserve(HEADER_BYTES + 64 + runs.len() * RUN_BYTES);
-    append(out, Kind::Write, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
-        out.push(u8::from(is_last));
-        out.push(u8::from(arrival.is_some()));
-        out.extend_from_slice(&payload_bytes.to_le_bytes());
-        put_count(out, runs.len());
-        for run in runs {
-            out.extend_from_slice(&run.pool.0.to_le_bytes());
-            out.extend_from_slice(&run.generation.to_le_bytes());
-            out.extend_from_slice(&run.slot.to_le_bytes());
-            out.extend_from_slice(&run.slot_count.to_le_bytes());
-        }
-        if let Some(arrival) = arrival {
-            put_arrival(out, arrival);
-        }
-    });
-}
-
-pub(crate) fn append_ack(out: &mut Vec<u8>, op: OpId, level: Visibility) {
-    append(out, Kind::Ack, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
-        out.push(level_code(level));
-    });
-}
-
-pub(crate) fn append_nack(out: &mut Vec<u8>, op: OpId, refusal: &Refusal) {
-    append(out, Kind::Nack, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
-        put_refusal(out, refusal);
-    });
-}
-
-pub(crate) fn append_arrival(out: &mut Vec<u8>, level: Visibility, arrival: &Arrival) {
-    append(out, Kind::Arrival, |out| {
-        out.push(level_code(level));
-        put_arrival(out, arrival);
-    });
-}
-
-pub(crate) fn append_message(out: &mut Vec<u8>, message: &[u8]) {
-    append(out, Kind::Message, |out| out.extend_from_slice(message));
-}
-
-pub(crate) fn append_progress(out: &mut Vec<u8>, counter: u64) {
-    append(out, Kind::Progress, |out| {
-        out.extend_from_slice(&counter.to_le_bytes());
-    });
-}
-
-pub(crate) fn append_bye(out: &mut Vec<u8>) {
-    append(out, Kind::Bye, |_| {});
-}
-
-fn put_count(out: &mut Vec<u8>, count: usize) {
-    out.extend_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
-}
-
-fn put_arrival(out: &mut Vec<u8>, arrival: &Arrival) {
-    out.extend_from_slice(&arrival.epoch.0.to_le_bytes());
-    put_count(out, arrival.tickets.len());
-    for (stage, chunk) in &arrival.tickets {
-        out.extend_from_slice(&stage.0.to_le_bytes());
-        out.extend_from_slice(&chunk.0.to_le_bytes());
-    }
-    put_count(out, arrival.note.len());
-    out.extend_from_slice(&arrival.note);
-}
-
-fn put_refusal(out: &mut Vec<u8>, refusal: &Refusal) {
-    out.extend_from_slice(&refusal.code.to_le_bytes());
-    let mut end = refusal.reason.len().min(REASON_LIMIT_BYTES);
-    while !refusal.reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    out.extend_from_slice(&refusal.reason.as_bytes()[..end]);
-}
-
-fn level_code(level: Visibility) -> u8 {
-    match level {
-        Visibility::LocalDone => 0,
-        Visibility::RemoteDelivered => 1,
-        Visibility::RemoteVisible => 2,
     }
 }
 
@@ -469,6 +314,19 @@ impl Fields {
                 counter: self.u64("counter")?,
             },
             Kind::Bye => Frame::Bye,
+            Kind::Read => Frame::Read(ReadRequest {
+                id: self.u64("request")?,
+                payload_bytes: self.u64("payload_bytes")?,
+                runs: self.runs()?,
+            }),
+            Kind::Data => Frame::Data {
+                request: self.u64("request")?,
+                payload_bytes: self.u64("payload_bytes")?,
+            },
+            Kind::NoData => Frame::NoData {
+                request: self.u64("request")?,
+                refusal: self.refusal()?,
+            },
         })
     }
 
@@ -477,11 +335,7 @@ impl Fields {
         let is_last = self.bool("is_last")?;
         let has_arrival = self.bool("has_arrival")?;
         let payload_bytes = self.u64("payload_bytes")?;
-        let run_count = self.count(RUN_LIMIT, RUN_BYTES, "run_count")?;
-        let mut runs = Vec::with_capacity(run_count);
-        for _ in 0..run_count {
-            runs.push(self.run()?);
-        }
+        let runs = self.runs()?;
         let arrival = if has_arrival {
             Some(self.arrival()?)
         } else {
@@ -500,6 +354,15 @@ impl Fields {
             runs,
             arrival,
         })
+    }
+
+    fn runs(&mut self) -> Result<Vec<RemoteRun>, WireError> {
+        let run_count = self.count(RUN_LIMIT, RUN_BYTES, "run_count")?;
+        let mut runs = Vec::with_capacity(run_count);
+        for _ in 0..run_count {
+            runs.push(self.run()?);
+        }
+        Ok(runs)
     }
 
     fn run(&mut self) -> Result<RemoteRun, WireError> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::wire::*;
 use super::*;
 use crate::Arrival;
-use crate::backend::RemoteRun;
+use crate::backend::{ReadRequest, RemoteRun};
 use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
 
@@ -39,6 +39,14 @@ fn encode(frame: &Frame) -> Vec<u8> {
         Frame::Message(message) => append_message(&mut out, message),
         Frame::Progress { counter } => append_progress(&mut out, *counter),
         Frame::Bye => append_bye(&mut out),
+        Frame::Read(request) => {
+            append_read(&mut out, request.id, request.payload_bytes, &request.runs);
+        }
+        Frame::Data {
+            request,
+            payload_bytes,
+        } => append_data(&mut out, *request, *payload_bytes),
+        Frame::NoData { request, refusal } => append_no_data(&mut out, *request, refusal),
     }
     out
 }
@@ -125,7 +133,7 @@ fn examples() -> Vec<(&'static str, Frame)> {
             "nack",
             Frame::Nack {
                 op: OpId(11),
-                refusal,
+                refusal: refusal.clone(),
             },
         ),
         (
@@ -141,6 +149,28 @@ fn examples() -> Vec<(&'static str, Frame)> {
         ),
         ("progress", Frame::Progress { counter: 12 }),
         ("bye", Frame::Bye),
+        (
+            "read",
+            Frame::Read(ReadRequest {
+                id: 0x1112_1314_1516_1718,
+                payload_bytes: 0x0203_0405_0607,
+                runs: vec![run(3), run(4)],
+            }),
+        ),
+        (
+            "data",
+            Frame::Data {
+                request: 13,
+                payload_bytes: 0x0304_0506_0708,
+            },
+        ),
+        (
+            "no_data",
+            Frame::NoData {
+                request: 14,
+                refusal,
+            },
+        ),
     ]
 }
 
@@ -274,6 +304,20 @@ fn counts_are_not_believed() {
             value: u64::from(u32::MAX)
         }
     );
+}
+
+#[test]
+fn counts_of_a_read_are_not_believed() {
+    let request = ReadRequest {
+        id: 1,
+        payload_bytes: 0,
+        runs: Vec::new(),
+    };
+    let mut bytes = encode(&Frame::Read(request));
+    let count_at = HEADER_BYTES + 8 + 8;
+    bytes[count_at..count_at + 4].copy_from_slice(&(RUN_LIMIT as u32).to_le_bytes());
+    let error = decode(&resealed(bytes)).unwrap_err();
+    assert_eq!(error, WireError::Truncated { field: "run_count" });
 }
 
 #[test]

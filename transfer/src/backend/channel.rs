@@ -14,12 +14,12 @@
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::LinkEvents;
 use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, Writable};
-use super::{LinkEvents, PostedOp};
 use crate::agent::wire::{self, Frame};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
-use crate::mem::iovec::RawVectors;
+use crate::mem::iovec::{Held, RawVectors};
 use crate::mem::span::SlotRun;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, thread};
 
@@ -191,7 +191,7 @@ impl Sender<'_> {
     pub(crate) fn send_payload(
         &mut self,
         frame: impl FnOnce(&mut Vec<u8>),
-        op: &PostedOp,
+        held_by: &impl Held,
         runs: &[SlotRun],
     ) -> Result<(), Error> {
         let channel = self.channel;
@@ -204,7 +204,7 @@ impl Sender<'_> {
             words.append(&mut channel.deferred.lock());
             frame(words);
         };
-        let mut payload = vectors.gather(op, head, runs);
+        let mut payload = vectors.gather(held_by, head, runs);
         let sent = loop {
             if payload.left_bytes() == 0 {
                 break Ok(());

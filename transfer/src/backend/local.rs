@@ -1,4 +1,4 @@
-//! Two agents of one process: the sender's worker copies, and calls the receiver's engine itself.
+//! Two agents of one process: the worker of whoever posts copies, and calls the other engine itself.
 //!
 //! **What is protected by what.** `Pair::state` says which ends have started, whether the pair is closed, and
 //! counts the copies under way. `close` waits until no copy is under way, so nothing writes afterwards: that
@@ -12,7 +12,7 @@ use crate::{
     Arrival, arc_dyn,
     backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce},
     barrier::waiters::Waiters,
-    engine::Engine,
+    engine::{Engine, Op},
     error::{Cause, Error, ErrorKind},
     ids::PeerId,
     mem::copy::copy_runs,
@@ -126,8 +126,11 @@ impl Link for LocalLink {
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
         let (receiver, _copying) = self.receiver(true)?;
-        let target = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
-        copy_runs(&op.runs.local, &target.runs);
+        let theirs = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
+        match op.op {
+            Op::Write => copy_runs(&op.runs.local, &theirs.runs),
+            Op::Read => copy_runs(&theirs.runs, &op.runs.local),
+        }
         Ok(Posted::Done(Visibility::RemoteVisible))
     }
 

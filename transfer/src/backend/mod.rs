@@ -15,6 +15,10 @@ pub(crate) mod local;
 #[cfg(not(kv_loom))]
 pub(crate) mod net;
 #[cfg(not(kv_loom))]
+mod parts;
+#[cfg(not(kv_loom))]
+mod reads;
+#[cfg(not(kv_loom))]
 #[allow(unsafe_code)]
 pub(crate) mod shm;
 #[cfg(all(feature = "sim", not(kv_loom)))]
@@ -30,7 +34,8 @@ use bytes::Bytes;
 
 use crate::{
     Arrival,
-    error::{Cause, Error},
+    engine::Op,
+    error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId, PoolId},
     mem::{region::RegionHold, span::SlotRun},
     sync::Arc,
@@ -62,12 +67,15 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// How writes reach the receiver's memory.
+/// Most reads of one connection that a side has asked for and not got. The peer keeps so many requests.
+pub(crate) const READ_WINDOW: usize = 8;
+
+/// How operations reach the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The receiver resolves every write, so it can refuse one after a revocation.
+    /// The peer resolves every operation, so it can refuse one after a revocation.
     Checked,
-    /// The writer holds a mapping or a key: a revocation needs its answer.
+    /// Whoever posts holds a mapping or a key: a revocation needs its answer.
     Direct,
 }
 
@@ -78,19 +86,19 @@ pub struct Caps {
     pub completion: Visibility,
     /// Most descriptors in one operation.
     pub max_descriptors: u64,
-    /// The arrival of an operation travels with its bytes. Otherwise the engine calls
+    /// The arrival of a write travels with its bytes. Otherwise the engine calls
     /// [`Link::announce`] after [`Posted::Done`].
     pub arrival_in_band: bool,
-    /// How its writes reach memory.
+    /// How its operations reach memory.
     pub access: Access,
 }
 
-/// Neighbouring slots of one pool of the receiver, as the sender names them.
+/// Neighbouring slots of one pool of the peer, as this side names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRun {
-    /// The receiver's pool.
+    /// The peer's pool.
     pub pool: PoolId,
-    /// Registration generation of the pool's region that the sender knows.
+    /// Registration generation of the pool's region that this side knows.
     pub generation: u32,
     /// First slot.
     pub slot: u32,
@@ -102,22 +110,35 @@ pub struct RemoteRun {
 #[derive(Debug)]
 pub struct RunPairs {
     pub(crate) local: Vec<SlotRun>,
-    /// The receiver's side.
+    /// The peer's side.
     pub remote: Vec<RemoteRun>,
 }
 
 /// An operation that a link executes. The engine keeps the local memory registered and mapped until it
-/// has been told the end.
+/// has been told the end, or the link is closed and proven quiet.
 #[derive(Debug)]
 pub struct PostedOp {
     /// Its name in [`LinkEvents::completed`].
     pub id: OpId,
+    /// Which way the bytes go.
+    pub op: Op,
     /// What to copy where.
     pub runs: Arc<RunPairs>,
     /// Bytes of all runs.
     pub bytes: u64,
-    /// Told to the receiver once every byte is visible there.
+    /// Of a write: told to the receiver once every byte is visible there. Of a read: the engine's own.
     pub arrival: Option<Arrival>,
+}
+
+/// A read of the peer that this side has to answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// The peer's name for it.
+    pub id: u64,
+    /// The bytes that the peer expects.
+    pub payload_bytes: u64,
+    /// Where they lie here, in the order in which they are wanted.
+    pub runs: Vec<RemoteRun>,
 }
 
 /// How far [`Link::post`] came.
@@ -140,7 +161,7 @@ pub enum Quiesce {
     Unprovable(Cause),
 }
 
-/// Receiver's runs, checked, with the regions held.
+/// Runs that a peer has named, checked, with the regions held.
 #[derive(Debug)]
 pub struct Resolved {
     pub(crate) runs: Vec<SlotRun>,
@@ -150,7 +171,7 @@ pub struct Resolved {
 
 /// One established connection to one peer.
 ///
-/// `post`, `announce`, `send` and `send_progress` are called from one thread at a time (the peer's
+/// `post`, `serve`, `announce`, `send` and `send_progress` are called from one thread at a time (the peer's
 /// worker), `start` once before them; `close` and `quiesce` from any thread, at any time.
 pub trait Link: Send + Sync {
     /// Takes the peer's number and whom to tell, and starts to receive.
@@ -165,8 +186,17 @@ pub trait Link: Send + Sync {
     /// Executes an operation, or hands it to hardware. May block; `close` ends that.
     ///
     /// # Errors
-    /// The operation is over and has not landed (the link may be broken, or it was refused).
+    /// The operation is over and has not landed (the link may be broken, or it was refused), and none of
+    /// its bytes will be moved from now on.
     fn post(&self, op: &PostedOp) -> Result<Posted, Error>;
+    /// Answers a read that [`LinkEvents::asked`] has queued: with the bytes of `source`, or with why not.
+    ///
+    /// # Errors
+    /// The link is broken, or it is of a kind whose peers copy for themselves and ask for nothing.
+    fn serve(&self, request: &ReadRequest, source: Result<Resolved, Error>) -> Result<(), Error> {
+        let _ = (request, source);
+        Err(ErrorKind::Closed.into())
+    }
     /// Tells the receiver that bytes have come as far as `level`, after everything posted before.
     ///
     /// # Errors
@@ -201,9 +231,13 @@ pub trait LinkEvents: Send + Sync {
     fn progress(&self, peer: PeerId, counter: u64);
     /// The connection has ended by itself. The link makes no further call.
     fn down(&self, peer: PeerId, cause: Cause, quiesce: Quiesce);
-    /// Checks a write of the peer against the registered pools and holds their regions.
+    /// The peer wants to read: the worker will call [`Link::serve`]. `false` when more requests than
+    /// [`READ_WINDOW`] wait already, which no honest peer sends.
+    #[must_use]
+    fn asked(&self, peer: PeerId, request: ReadRequest) -> bool;
+    /// Checks an operation of the peer against the registered pools and holds their regions.
     ///
     /// # Errors
-    /// An unknown pool, a slot outside, a revoked or different registration: nothing may be written.
+    /// An unknown pool, a slot outside, a revoked or different registration: nothing may be touched.
     fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
 }

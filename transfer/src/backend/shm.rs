@@ -1,8 +1,8 @@
-//! Transfers between processes of one host: both sides map the other's pools, the writer copies.
+//! Transfers between processes of one host: both sides map the other's pools, whoever posts copies.
 //!
 //! The handshake hands sealed memfds over an abstract Unix socket, so nothing is left in any file
-//! system. An operation is then: copy the runs (plain memory), then one arrival frame on the socket.
-//! The send orders the copies before it, so the peer sees the bytes when it reads the frame; local
+//! system. A write is then: copy the runs (plain memory), then one arrival frame on the socket. A read
+//! is the copy alone. The send orders the copies before it, so the peer sees the bytes when it reads the frame; local
 //! completion and visibility at the peer coincide here, and only here.
 //!
 //! Death: a pidfd of the peer's process. Readable means that its whole thread group is gone, and with
@@ -28,6 +28,7 @@ use crate::Arrival;
 use crate::agent::metadata::AgentMetadata;
 use crate::agent::wire::{self, Frame};
 use crate::deadline::Deadline;
+use crate::engine::Op;
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::{PeerId, PoolId, RegionId};
 use crate::mem::PeerMapping;
@@ -257,11 +258,15 @@ impl Shared {
                 return Err(ErrorKind::Closed.into());
             }
             let remote = self.remote(local, remote)?;
+            let (from, to) = match op.op {
+                Op::Write => (local, &remote),
+                Op::Read => (&remote, local),
+            };
             // SAFETY: I-16: `remote` checked count and length against both pools; I-21: the engine
             // keeps our memory mapped while the operation is posted, `_memories` the peer's, and
-            // they are different mappings; I-7, I-9: the engine posts only what was committed, to
-            // slots that are in flight.
-            unsafe { copy_run(local, &remote) };
+            // they are different mappings; I-7, I-9: the engine posts only what was committed or
+            // announced, to slots that are in flight.
+            unsafe { copy_run(from, to) };
         }
         // The socket orders the copies before the frame; this tells the compiler.
         fence(Ordering::Release);
@@ -298,7 +303,7 @@ impl Link for ShmLink {
         let mut sender = self.shared.channel.sender()?;
         self.shared.copy(op, &sender)?;
         let level = Visibility::RemoteVisible;
-        if let Some(arrival) = &op.arrival {
+        if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {
             sender.send(|words| wire::append_arrival(words, level, arrival))?;
         }
         Ok(Posted::Done(level))

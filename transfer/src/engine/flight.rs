@@ -13,7 +13,7 @@ use crate::{
 /// Hears of every arrival of a flight before its tickets are redeemed.
 pub trait ArrivalSink: Send + Sync {
     /// The bytes of this arrival are visible in this process and no gate has opened for them yet.
-    /// Runs on the receive thread of the peer: return soon.
+    /// Runs on the receive thread of the peer, or where a read ends: return soon.
     fn arrived(&self, peer: PeerId, arrival: &Arrival);
 }
 

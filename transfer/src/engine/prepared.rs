@@ -1,6 +1,9 @@
 //! [`PreparedTransfer`]: a transfer that was checked once and may be posted many times (I-16).
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt,
+};
 
 use crate::{
     backend::{RemoteRun, RunPairs},
@@ -18,12 +21,29 @@ use crate::{
 pub enum Op {
     /// Copies local slots into slots of the peer.
     Write,
+    /// Copies slots of the peer into local slots.
+    ///
+    /// The peer must have said that the source is complete ([`crate::SourceReady::announced`]) and keep it
+    /// as it is until it is told that the read has ended: nothing of the transfer itself tells it. An
+    /// [`crate::Arrival`] posted with a read is this side's own: its tickets are redeemed here, as if the peer had
+    /// written, when every byte is visible here.
+    Read,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
 }
 
 /// A checked transfer towards one connection of one incarnation of a peer. Post it with
 /// [`crate::Agent::post`], as often as needed.
 #[derive(Clone, Debug)]
 pub struct PreparedTransfer {
+    pub(crate) op: Op,
     pub(crate) peer: PeerId,
     pub(crate) runs: Arc<RunPairs>,
     pub(crate) local_regions: Vec<RegionId>,
@@ -33,7 +53,12 @@ pub struct PreparedTransfer {
 }
 
 impl PreparedTransfer {
-    /// The connection it goes to.
+    /// Which way the bytes go.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The connection it goes over.
     pub fn peer(&self) -> PeerId {
         self.peer
     }
@@ -56,6 +81,7 @@ impl PreparedTransfer {
     pub(crate) fn check(
         engine: &Engine,
         peer: &Peer,
+        op: Op,
         local: &DescriptorList,
         remote: &DescriptorList,
     ) -> Result<Self, Error> {
@@ -73,12 +99,15 @@ impl PreparedTransfer {
             return Err(ErrorKind::TooManyDescriptors { count, limit }.into());
         }
         let pairs = desc::pair(local, remote)?;
-        let resolved = resolve_pairs(engine, peer, &pairs)?;
-        if let Some((pool, slot)) = desc::duplicate_destination(&pairs) {
+        let resolved = resolve_pairs(engine, peer, op, &pairs)?;
+        let destination = |pair: &RangePair| match op {
+            Op::Write => pair.remote,
+            Op::Read => pair.local,
+        };
+        if let Some((pool, slot)) = desc::duplicate(pairs.iter().map(destination)) {
             return Err(ErrorKind::DuplicateDestination { pool, slot }.into());
         }
         Ok(Self {
-            peer: peer.id,
             descriptor_count: local.descriptor_count(),
             ..resolved
         })
@@ -89,6 +118,7 @@ impl PreparedTransfer {
 fn resolve_pairs(
     engine: &Engine,
     peer: &Peer,
+    op: Op,
     pairs: &[RangePair],
 ) -> Result<PreparedTransfer, Error> {
     let mut locals: BTreeMap<PoolId, Arc<RegionCore>> = BTreeMap::new();
@@ -144,6 +174,7 @@ fn resolve_pairs(
     local_regions.sort_unstable();
     local_regions.dedup();
     Ok(PreparedTransfer {
+        op,
         peer: peer.id,
         runs: Arc::new(runs),
         local_regions,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::{
     Arrival,
     agent::events::AgentEvent,
-    backend::{Access, LinkEvents, Quiesce, RemoteRun, Resolved},
+    backend::{Access, LinkEvents, Quiesce, ReadRequest, RemoteRun, Resolved},
     barrier::StageSel,
     engine::{
         Engine, EngineEvents, FlightLedger,
@@ -49,6 +49,14 @@ impl LinkEvents for EngineEvents {
         if let Ok(peer) = self.0.peer(peer) {
             self.0.peer_down(&peer, cause, quiesce);
         }
+    }
+
+    fn asked(&self, peer: PeerId, request: ReadRequest) -> bool {
+        let Ok(peer) = self.0.peer(peer) else {
+            return true;
+        };
+        peer.touch();
+        peer.queue.push_request(request)
     }
 
     fn resolve(&self, _peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error> {
@@ -104,8 +112,8 @@ impl Engine {
         }
     }
 
-    /// Checks a write of a peer and holds the regions it goes to.
-    fn resolve(&self, runs: &[RemoteRun]) -> Result<Resolved, Error> {
+    /// Checks an operation of a peer and holds the regions that it touches.
+    pub(super) fn resolve(&self, runs: &[RemoteRun]) -> Result<Resolved, Error> {
         let mut resolved = Resolved {
             runs: Vec::with_capacity(runs.len()),
             _holds: Vec::new(),

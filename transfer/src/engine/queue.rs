@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use crate::{
+    backend::{READ_WINDOW, ReadRequest},
     barrier::waiters::Waiters,
     deadline::Deadline,
     engine::handle::Operation,
@@ -26,6 +27,8 @@ pub(crate) enum Item {
     Frame(Vec<u8>),
     /// "I am alive", with a counter.
     Progress(u64),
+    /// A read of the peer.
+    Request(ReadRequest),
     /// An arrival that no operation stands behind.
     #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     Forged(crate::Arrival, crate::Visibility),
@@ -46,6 +49,8 @@ struct State {
     op_count: usize,
     /// Frames queued.
     frame_count: usize,
+    /// Reads of the peer queued.
+    request_count: usize,
     progress: Option<u64>,
     closed: Option<Cause>,
 }
@@ -115,6 +120,22 @@ impl Queue {
         })
     }
 
+    /// Appends a read of the peer; `false` when it has asked for more than is allowed. A closed queue takes
+    /// and forgets it: the connection has ended.
+    pub(crate) fn push_request(&self, request: ReadRequest) -> bool {
+        self.state.update(|state| {
+            if state.closed.is_some() {
+                return true;
+            }
+            let has_room = state.request_count < READ_WINDOW;
+            if has_room {
+                state.request_count += 1;
+                state.items.push_back(Item::Request(request));
+            }
+            has_room
+        })
+    }
+
     #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub(crate) fn push_forged(
         &self,
@@ -166,6 +187,7 @@ impl Queue {
             state.closed.get_or_insert(cause);
             state.progress = None;
             state.frame_count = 0;
+            state.request_count = 0;
             std::mem::take(&mut state.items).into()
         })
     }
@@ -214,8 +236,10 @@ impl State {
             return Some(Item::Progress(counter));
         }
         let item = self.items.pop_front()?;
-        if matches!(item, Item::Frame(_)) {
-            self.frame_count -= 1;
+        match item {
+            Item::Frame(_) => self.frame_count -= 1,
+            Item::Request(_) => self.request_count -= 1,
+            _ => {}
         }
         Some(item)
     }

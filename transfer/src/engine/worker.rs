@@ -3,7 +3,7 @@
 use crate::{
     backend::Posted,
     engine::{
-        Engine,
+        Engine, Op,
         handle::Operation,
         peer::{AfterPost, Peer},
         queue::Item,
@@ -78,6 +78,11 @@ impl Engine {
             Item::Operation(operation) => return self.run_operation(peer, operation),
             Item::Frame(frame) => peer.link.send(&frame),
             Item::Progress(counter) => peer.link.send_progress(counter),
+            // Checked now, not when it was asked: a revocation does not wait for what is queued.
+            Item::Request(request) => {
+                let source = self.resolve(&request.runs);
+                peer.link.serve(&request, source)
+            }
             #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             Item::Forged(arrival, level) => peer.link.announce(&arrival, level),
         };
@@ -134,6 +139,9 @@ impl Engine {
         let Some(arrival) = &operation.posted.arrival else {
             return Ok(());
         };
+        if operation.posted.op == Op::Read {
+            return Ok(());
+        }
         let in_band = peer.caps().arrival_in_band;
         if let Some(level) = level.filter(|_| !in_band) {
             peer.link.announce(arrival, level)?;
@@ -149,18 +157,36 @@ impl Engine {
     pub(crate) fn end(&self, operation: &Operation, result: Result<Visibility, Error>) {
         let (peer, op) = (operation.peer, operation.posted.id);
         let level = result.as_ref().ok().copied();
+        if let Some(level) = level {
+            self.tell_here(operation, level);
+        }
         operation.end(result, || {
             let Some(level) = level else {
                 return self.count_failed(peer, op);
             };
-            add(&self.counters.transfers, 1);
-            add(&self.counters.bytes_written, operation.posted.bytes);
-            add(
-                &self.counters.descriptors_written,
-                operation.descriptor_count,
-            );
+            let counters = &self.counters;
+            let (bytes, descriptors) = match operation.posted.op {
+                Op::Write => (&counters.bytes_written, &counters.descriptors_written),
+                Op::Read => (&counters.bytes_read, &counters.descriptors_read),
+            };
+            add(&counters.transfers, 1);
+            add(bytes, operation.posted.bytes);
+            add(descriptors, operation.descriptor_count);
             self.record(|| Event::Completed { peer, op, level });
         });
+    }
+
+    /// The arrival of a read that has landed here, weighed as if the peer had written. The operation still
+    /// holds its memory and counts in its ledger.
+    fn tell_here(&self, operation: &Operation, level: Visibility) {
+        let posted = &operation.posted;
+        let Some(arrival) = posted.arrival.as_ref().filter(|_| posted.op == Op::Read) else {
+            return;
+        };
+        self.dispatch(operation.peer, arrival, level);
+        if fault::duplicate_arrivals() {
+            self.dispatch(operation.peer, arrival, level);
+        }
     }
 
     pub(super) fn count_failed(&self, peer: PeerId, op: OpId) {

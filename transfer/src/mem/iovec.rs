@@ -11,6 +11,12 @@ use rustix::io::Errno;
 use super::span::SlotRun;
 use crate::backend::{PostedOp, Resolved};
 
+/// Keeps the memory of runs registered and mapped while it is borrowed (I-21).
+pub(crate) trait Held {}
+
+impl Held for PostedOp {}
+impl Held for Resolved {}
+
 /// Most vectors of one call (`UIO_MAXIOV`).
 const VECTOR_LIMIT: usize = 1024;
 
@@ -30,13 +36,13 @@ unsafe impl Send for RawVectors {}
 /// A list that is being sent: its own head, then slots of an operation.
 pub(crate) struct Gather<'a> {
     list: &'a mut RawVectors,
-    _memory: PhantomData<&'a PostedOp>,
+    _memory: PhantomData<&'a dyn Held>,
 }
 
 /// A list that is being received into.
 pub(crate) struct Scatter<'a> {
     list: &'a mut RawVectors,
-    _memory: PhantomData<&'a Resolved>,
+    _memory: PhantomData<&'a dyn Held>,
 }
 
 impl RawVectors {
@@ -50,11 +56,10 @@ impl RawVectors {
         }
     }
 
-    /// What `head` writes, then `runs`: sections of the local runs of the operation, whose memory the
-    /// engine keeps registered and mapped while it is posted (I-21).
-    pub(crate) fn gather<'a>(
+    /// What `head` writes, then `runs`, which are the holder's or sections of them.
+    pub(crate) fn gather<'a, H: Held>(
         &'a mut self,
-        _held_by: &'a PostedOp,
+        _held_by: &'a H,
         head: impl FnOnce(&mut Vec<u8>),
         runs: &[SlotRun],
     ) -> Gather<'a> {
@@ -74,10 +79,14 @@ impl RawVectors {
         }
     }
 
-    /// The runs that the engine has resolved; their regions are held with them (I-21).
-    pub(crate) fn scatter<'a>(&'a mut self, into: &'a Resolved) -> Scatter<'a> {
+    /// Into `runs`, which are the holder's or sections of them.
+    pub(crate) fn scatter<'a, H: Held>(
+        &'a mut self,
+        _held_by: &'a H,
+        runs: &[SlotRun],
+    ) -> Scatter<'a> {
         self.clear();
-        self.add(&into.runs);
+        self.add(runs);
         Scatter {
             list: self,
             _memory: PhantomData,
@@ -238,6 +247,7 @@ mod tests {
     fn op(run: SlotRun) -> PostedOp {
         PostedOp {
             id: OpId(1),
+            op: crate::Op::Write,
             runs: Arc::new(RunPairs {
                 local: vec![run],
                 remote: Vec::new(),
@@ -269,7 +279,7 @@ mod tests {
         let (mut from_list, mut to_list) = (RawVectors::new(), RawVectors::new());
         let mut sending =
             from_list.gather(&source, |head| head.extend(b"head"), &source.runs.local);
-        let mut receiving = to_list.scatter(&target);
+        let mut receiving = to_list.scatter(&target, &target.runs);
         assert_eq!(receiving.list.vectors.len(), 1);
         let mut ahead = [0u8; 154];
         while sending.left_bytes() > 0 || receiving.left_bytes() > 0 {
@@ -312,7 +322,7 @@ mod tests {
         let memory = Memory::host(4096).unwrap();
         let target = resolved(pool(&memory, 100, 1));
         let mut list = RawVectors::new();
-        let mut receiving = list.scatter(&target);
+        let mut receiving = list.scatter(&target, &target.runs);
         assert_eq!(receiving.copy_from(&[1; 130]), 100);
         assert_eq!(receiving.left_bytes(), 0);
         assert_eq!(receiving.copy_from(&[1; 130]), 0);

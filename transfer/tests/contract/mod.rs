@@ -2,6 +2,7 @@
 
 pub(crate) mod ends;
 pub(crate) mod moves;
+pub(crate) mod reads;
 
 use std::time::Duration;
 
@@ -222,6 +223,13 @@ macro_rules! contract {
                 ends::a_restarted_peer_is_another_one,
                 ends::a_closed_region_refuses_and_is_quiet,
                 ends::a_dropped_agent_ends_its_peers,
+                reads::what_was_read_is_there_when_the_gate_opens,
+                reads::slots_are_read_in_the_order_of_the_lists,
+                reads::a_read_needs_the_word_of_its_own_peer,
+                reads::reads_and_writes_cross,
+                reads::a_cancelled_read_is_untouched_and_a_done_one_has_landed,
+                reads::regions_are_closed_beside_reads,
+                reads::a_lost_source_fails_reads_and_flights,
             );
         }
     };

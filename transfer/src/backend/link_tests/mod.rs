@@ -8,6 +8,7 @@ use std::time::Duration;
 mod frames;
 mod greetings;
 mod moves;
+mod reads;
 
 use bytes::Bytes;
 
@@ -56,6 +57,8 @@ struct Host {
     refused: Mutex<Vec<String>>,
     changed: Condvar,
     refuses_writes: bool,
+    /// Reads of the peer, for whoever plays the worker.
+    requests: Mutex<Vec<ReadRequest>>,
 }
 
 impl Host {
@@ -70,6 +73,7 @@ impl Host {
             refused: Mutex::new(Vec::new()),
             changed: Condvar::new(),
             refuses_writes,
+            requests: Mutex::new(Vec::new()),
         })
     }
 
@@ -244,6 +248,13 @@ impl LinkEvents for Host {
         self.push(Seen::Down(quiesce));
     }
 
+    fn asked(&self, _peer: PeerId, request: ReadRequest) -> bool {
+        let mut requests = self.requests.lock();
+        requests.push(request);
+        self.changed.notify_all();
+        requests.len() <= READ_WINDOW
+    }
+
     fn resolve(&self, _peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error> {
         let resolve = |run: &RemoteRun| {
             if self.refuses_writes || run.pool != POOL || run.generation != GENERATION {
@@ -316,6 +327,7 @@ fn op(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
     let last = (to + from.1 - 1) as u16;
     PostedOp {
         id: OpId(id),
+        op: Op::Write,
         bytes: local.payload_bytes(),
         runs: Arc::new(RunPairs {
             local: vec![local],

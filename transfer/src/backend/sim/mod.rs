@@ -2,29 +2,32 @@
 //!
 //! Everything above the link is production code: queues, operations, ledgers, barriers, notification. Agents
 //! of a [`SimNet`] have no threads; [`SimNet::step`] runs their queues and then the earliest event. An
-//! operation is a write of each run at its own moment, then an arrival at the receiver and a completion
-//! at the sender. Messages never overtake what was posted before them, as on every link.
+//! operation is a copy of each run at its own moment, then a completion where it was posted, and for a write
+//! an arrival at the peer. Messages never overtake a write that was posted before them, as on every link.
 //!
 //! **What is protected by what.** One mutex guards the whole network. It is free while an engine is
 //! called, so a call may post, close or kill.
 
+mod link;
 mod options;
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
 use bytes::Bytes;
 
+use link::SimLink;
 pub use options::{Death, SimCounts, SimFaults};
 
 use crate::{
     Agent, AgentBuilder, Arrival, arc_dyn,
-    backend::{
-        Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, Resolved, RunPairs,
-    },
-    engine::Engine,
+    backend::{Link, LinkEvents, PostedOp, Quiesce, Resolved, RunPairs},
+    engine::{Engine, Op},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
-    mem::copy::{copy_runs, restore, snapshot},
+    mem::{
+        copy::{copy_runs, restore, snapshot},
+        span::SlotRun,
+    },
     sync::{Arc, Mutex},
     visibility::Visibility,
 };
@@ -62,6 +65,34 @@ struct End {
     operations_ns: u64,
 }
 
+/// A run of an operation under way.
+#[derive(Clone)]
+struct RunCopy {
+    op: Op,
+    runs: Arc<RunPairs>,
+    index: usize,
+    /// The runs of the peer.
+    theirs: Arc<Resolved>,
+}
+
+impl RunCopy {
+    fn both_ends(&self) -> (&SlotRun, &SlotRun) {
+        let (ours, theirs) = (&self.runs.local[self.index], &self.theirs.runs[self.index]);
+        match self.op {
+            Op::Write => (ours, theirs),
+            Op::Read => (theirs, ours),
+        }
+    }
+
+    /// The end whose memory the bytes come from, of an operation that `end` has posted.
+    fn source(&self, end: usize) -> usize {
+        match self.op {
+            Op::Write => end,
+            Op::Read => end ^ 1,
+        }
+    }
+}
+
 struct Event {
     /// The end that caused it.
     from: usize,
@@ -69,17 +100,12 @@ struct Event {
 }
 
 enum What {
-    /// A run of an operation reaches the receiver's memory.
-    Write {
-        runs: Arc<RunPairs>,
-        index: usize,
-        target: Arc<Resolved>,
-    },
-    /// The same, from a process that is dead.
-    LateWrite {
+    /// A run of an operation reaches the memory that it is for.
+    Copy(RunCopy),
+    /// The same, from the memory of a process that is dead.
+    Late {
         bytes: Vec<u8>,
-        index: usize,
-        target: Arc<Resolved>,
+        copy: RunCopy,
     },
     Arrive {
         arrival: Arrival,
@@ -95,11 +121,6 @@ enum What {
         cause: Cause,
         quiesce: Quiesce,
     },
-}
-
-struct SimLink {
-    net: Arc<Net>,
-    end: usize,
 }
 
 impl SimNet {
@@ -214,20 +235,13 @@ impl Net {
     /// Lets one event happen, with the state free while an engine is called.
     fn happen(&self, Event { from, what }: Event) {
         match what {
-            What::Write {
-                runs,
-                index,
-                target,
-            } => {
-                copy_runs(&runs.local[index..=index], &target.runs[index..=index]);
+            What::Copy(copy) => {
+                let (from, to) = copy.both_ends();
+                copy_runs(std::slice::from_ref(from), std::slice::from_ref(to));
             }
-            What::LateWrite {
-                bytes,
-                index,
-                target,
-            } => {
+            What::Late { bytes, copy } => {
                 self.state.lock().counts.late_writes += 1;
-                restore(&bytes, &target.runs[index]);
+                restore(&bytes, copy.both_ends().1);
             }
             What::Complete { op, result } => {
                 if let Some((peer, events)) = self.receiver(from) {
@@ -243,7 +257,7 @@ impl Net {
                     What::Message(bytes) => events.message(peer, bytes),
                     What::Progress(counter) => events.progress(peer, counter),
                     What::Down { cause, quiesce } => events.down(peer, cause, quiesce),
-                    What::Write { .. } | What::LateWrite { .. } | What::Complete { .. } => {}
+                    What::Copy(_) | What::Late { .. } | What::Complete { .. } => {}
                 }
             }
         }
@@ -292,9 +306,9 @@ impl State {
             .insert((at_ns, self.sequence), Event { from, what });
     }
 
-    /// An operation of `end`: its writes, its arrival, its completion.
-    fn operation(&mut self, end: usize, op: &PostedOp, target: Resolved, faults: &SimFaults) {
-        let target = Arc::new(target);
+    /// An operation of `end`: its copies, the arrival of a write, its completion.
+    fn operation(&mut self, end: usize, op: &PostedOp, theirs: Resolved, faults: &SimFaults) {
+        let theirs = Arc::new(theirs);
         let start = match faults.reorder {
             true => self.now_ns,
             false => self.ends[end].in_order_ns.max(self.now_ns),
@@ -310,16 +324,13 @@ impl State {
         for index in 0..written_count {
             let at = start + self.delay(faults);
             landed = landed.max(at);
-            let (runs, target) = (op.runs.clone(), target.clone());
-            self.schedule(
-                at,
-                end,
-                What::Write {
-                    runs,
-                    index,
-                    target,
-                },
-            );
+            let copy = RunCopy {
+                op: op.op,
+                runs: op.runs.clone(),
+                index,
+                theirs: theirs.clone(),
+            };
+            self.schedule(at, end, What::Copy(copy));
         }
         let told = landed + self.delay(faults);
         let result = if fails {
@@ -329,7 +340,7 @@ impl State {
             }
             .into())
         } else {
-            if let Some(arrival) = &op.arrival {
+            if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {
                 self.announce(end, arrival, start..landed, told, faults);
             }
             Ok(Visibility::RemoteVisible)
@@ -401,25 +412,15 @@ impl State {
                 continue;
             };
             match event.what {
-                What::Write {
-                    runs,
-                    index,
-                    target,
-                } if event.from == ours && death == Death::Unprovable => {
-                    let bytes = snapshot(&runs.local[index]);
+                What::Copy(copy)
+                    if copy.source(event.from) == ours && death == Death::Unprovable =>
+                {
+                    let bytes = snapshot(copy.both_ends().0);
                     let at = key.0 + self.delay(faults) * 8;
-                    self.schedule(
-                        at,
-                        ours,
-                        What::LateWrite {
-                            bytes,
-                            index,
-                            target,
-                        },
-                    );
-                    garbage.push(Garbage::Runs(runs));
+                    garbage.push(Garbage::Copy(copy.clone()));
+                    self.schedule(at, event.from, What::Late { bytes, copy });
                 }
-                what @ What::LateWrite { .. } => {
+                what @ What::Late { .. } => {
                     self.events.insert(
                         key,
                         Event {
@@ -454,85 +455,8 @@ impl State {
 #[allow(dead_code)] // Kept for their drops.
 enum Garbage {
     Receiver(Option<(PeerId, Arc<dyn LinkEvents>)>),
-    Runs(Arc<RunPairs>),
+    Copy(RunCopy),
     Event(What),
-}
-
-impl SimLink {
-    /// The engine on the other side and the state, unless the connection has ended.
-    fn with<R>(&self, act: impl FnOnce(&mut State, &SimFaults) -> R) -> Result<R, Error> {
-        let mut state = self.net.state.lock();
-        if state.ends[self.end].is_closed || state.ends[self.end ^ 1].is_closed {
-            return Err(ErrorKind::PeerLost {
-                reason: "the connection has ended".to_owned(),
-            }
-            .into());
-        }
-        Ok(act(&mut state, &self.net.faults))
-    }
-}
-
-impl Link for SimLink {
-    fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
-        self.with(|state, _| state.ends[self.end].receiver = Some((peer, events)))
-    }
-
-    fn kind(&self) -> BackendKind {
-        BackendKind::Sim
-    }
-
-    fn caps(&self) -> Caps {
-        Caps {
-            completion: Visibility::RemoteVisible,
-            max_descriptors: u64::MAX,
-            arrival_in_band: true,
-            access: Access::Checked,
-        }
-    }
-
-    fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
-        let receiver = self.with(|state, _| state.ends[self.end ^ 1].receiver.clone())?;
-        let lost = || {
-            Error::from(ErrorKind::PeerLost {
-                reason: "not connected".to_owned(),
-            })
-        };
-        let (peer, events) = receiver.ok_or_else(lost)?;
-        let target = events.resolve(peer, &op.runs.remote)?;
-        self.with(|state, faults| state.operation(self.end, op, target, faults))?;
-        Ok(Posted::Pending)
-    }
-
-    fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
-        let what = What::Arrive {
-            arrival: arrival.clone(),
-            level,
-        };
-        self.with(|state, faults| state.in_order(self.end, what, faults))
-    }
-
-    fn send(&self, message: &[u8]) -> Result<(), Error> {
-        let what = What::Message(Bytes::copy_from_slice(message));
-        self.with(|state, faults| state.in_order(self.end, what, faults))
-    }
-
-    fn send_progress(&self, counter: u64) -> Result<(), Error> {
-        self.with(|state, faults| state.in_order(self.end, What::Progress(counter), faults))
-    }
-
-    fn quiesce(&self) -> Quiesce {
-        self.net.state.lock().ends[self.end].quiesce.clone()
-    }
-
-    fn close(&self) {
-        let mut state = self.net.state.lock();
-        if state.ends[self.end].is_closed {
-            return;
-        }
-        let garbage = state.end_connection(self.end, Death::Proven, &self.net.faults);
-        drop(state);
-        drop(garbage);
-    }
 }
 
 /// What is left of the connections lets go of the engines.

@@ -1,0 +1,141 @@
+//! The reads that this side has asked its peer for, over a stream.
+//!
+//! An operation is asked for in parts, at most [`READ_WINDOW`] at a time over the whole connection, so
+//! that the peer keeps few requests and its own operations get their turn. The answers may come in any
+//! order. An operation has ended when every part that was asked for is answered: until then its bytes may
+//! come, whatever has become of the others, and the engine keeps its memory (I-21). When the connection ends
+//! instead, the engine takes the memory back once the receive thread is past it.
+//!
+//! **What is protected by what.** One mutex guards all of it. **Lock order.** It is a leaf, and free while a
+//! payload is received.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::parts::Parts;
+use super::{PostedOp, READ_WINDOW};
+use crate::agent::wire::{self, Refusal};
+use crate::ids::OpId;
+use crate::mem::iovec::Held;
+use crate::mem::span::SlotRun;
+use crate::sync::Mutex;
+
+/// The reads of one connection.
+pub(super) struct Reads {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next_request: u64,
+    /// Operations of which something was not asked for yet, the oldest first.
+    waiting: VecDeque<OpId>,
+    operations: BTreeMap<OpId, Operation>,
+    asked: BTreeMap<u64, Asked>,
+}
+
+struct Operation {
+    parts: Parts,
+    /// Everything was asked for, or nothing more will be.
+    is_asked: bool,
+    unanswered: usize,
+    refusal: Option<Refusal>,
+}
+
+/// A part that was asked for, and where it goes.
+pub(super) struct Asked {
+    pub(super) op: OpId,
+    pub(super) payload_bytes: u64,
+    pub(super) local: Vec<SlotRun>,
+}
+
+/// The engine has the operation's regions held until it hears of its end, which comes after this part.
+impl Held for Asked {}
+
+impl Reads {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State::default()),
+        }
+    }
+
+    /// Takes an operation in; [`Reads::ask`] asks for it.
+    pub(super) fn add(&self, op: &PostedOp) {
+        let mut state = self.state.lock();
+        let operation = Operation {
+            parts: Parts::new(op.runs.clone()),
+            is_asked: false,
+            unanswered: 0,
+            refusal: None,
+        };
+        state.operations.insert(op.id, operation);
+        state.waiting.push_back(op.id);
+    }
+
+    /// Appends the next request to `words`; `false` when there is none to be sent now.
+    pub(super) fn ask(&self, words: &mut Vec<u8>) -> bool {
+        let mut state = self.state.lock();
+        let State {
+            next_request,
+            waiting,
+            operations,
+            asked,
+        } = &mut *state;
+        if asked.len() >= READ_WINDOW {
+            return false;
+        }
+        let Some((op, operation)) = waiting
+            .front()
+            .and_then(|op| Some((*op, operations.get_mut(op)?)))
+        else {
+            return false;
+        };
+        let Some(part) = operation.parts.next() else {
+            return false; // a prepared transfer has a slot, and its last part leaves `waiting`
+        };
+        let request = *next_request;
+        *next_request += 1;
+        wire::append_read(words, request, part.payload_bytes, part.remote);
+        let part_asked = Asked {
+            op,
+            payload_bytes: part.payload_bytes,
+            local: part.local.to_vec(),
+        };
+        operation.is_asked = part.is_last;
+        operation.unanswered += 1;
+        if operation.is_asked {
+            waiting.pop_front();
+        }
+        asked.insert(request, part_asked);
+        true
+    }
+
+    /// The part that this answer belongs to, once.
+    pub(super) fn take(&self, request: u64) -> Option<Asked> {
+        self.state.lock().asked.remove(&request)
+    }
+
+    /// A part of `op` was answered. Gives back the end of the operation, if this was its last answer.
+    pub(super) fn answered(
+        &self,
+        op: OpId,
+        answer: Result<(), Refusal>,
+    ) -> Option<Result<(), Refusal>> {
+        let mut state = self.state.lock();
+        let operation = state.operations.get_mut(&op)?;
+        operation.unanswered -= 1;
+        if let Err(refusal) = answer {
+            operation.refusal.get_or_insert(refusal);
+            operation.is_asked = true;
+            state.waiting.retain(|waiting| *waiting != op);
+        }
+        let operation = state.operations.get(&op)?;
+        if !operation.is_asked || operation.unanswered > 0 {
+            return None;
+        }
+        let ended = state.operations.remove(&op)?;
+        Some(match ended.refusal {
+            Some(refusal) => Err(refusal),
+            None => Ok(()),
+        })
+    }
+}
