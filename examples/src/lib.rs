@@ -9,3 +9,4 @@ pub mod check;
 pub mod handoff;
 pub mod logits;
 pub mod tool;
+pub mod transfer_bench;

@@ -77,7 +77,9 @@ fn usage_failure(error: &clap::Error) -> Failure {
     failure
 }
 
-fn failure_json(schema: &str, failure: &Failure) -> Value {
+/// The JSON object of a run that ended without a result.
+#[must_use]
+pub fn failure_json(schema: &str, failure: &Failure) -> Value {
     json!({
         "schema": schema,
         "verdict": "invalid",

@@ -66,7 +66,8 @@
 //!
 //! # Features
 //! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module), for tests of everything above. `fault-injection`: hidden
-//! switches that break the guards, for tests of the detectors. Under `--cfg kv_loom` the crate compiles for
+//! switches that break the guards, for tests of the detectors. `bare`: hidden loops without an engine,
+//! for benchmarks. Under `--cfg kv_loom` the crate compiles for
 //! the model checker, without backends. Linux only.
 
 #![deny(unsafe_code, missing_docs)]
@@ -136,6 +137,9 @@ pub use error::{Cause, Error, ErrorKind, PlanFault, Side, WriterFault};
 pub use ids::{
     ChunkId, Epoch, Incarnation, OpId, PeerId, PoolId, RegionId, StageId, TicketId, WriterRank,
 };
+#[cfg(all(feature = "bare", not(kv_loom)))]
+#[doc(hidden)]
+pub use mem::bare;
 pub use mem::{Memory, MemoryKind, PoolGeometry};
 pub use obs::{Counters, Event, Recorder};
 pub use source::SourceReady;

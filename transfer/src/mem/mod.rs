@@ -7,6 +7,8 @@
 //! Locks and atomics: none. The kernel's mapping is the only shared state.
 
 mod available;
+#[cfg(all(feature = "bare", not(kv_loom)))]
+pub mod bare;
 pub(crate) mod copy;
 #[cfg(not(kv_loom))]
 pub(crate) mod iovec;
