@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::exec::{Failure, Job, Workspace};
 use crate::metadata::Metadata;
-use crate::{Outcome, arch, invariants, licences, test};
+use crate::{Outcome, arch, header, invariants, licences, test};
 
 /// The second architecture that has to compile.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -31,7 +31,7 @@ struct Step {
     run: fn(&Workspace) -> Result<Verdict, Failure>,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step {
         name: "fmt",
         run: |w| cargo(w, "fmt", &["fmt", "--all", "--check"]),
@@ -47,6 +47,10 @@ const STEPS: [Step; 11] = [
     Step {
         name: "licences",
         run: |w| complaints(licences::check(w)?),
+    },
+    Step {
+        name: "header",
+        run: c_header,
     },
     Step {
         name: "clippy",
@@ -136,6 +140,14 @@ fn complaints(found: Vec<String>) -> Result<Verdict, Failure> {
     } else {
         Verdict::Failed
     })
+}
+
+/// The committed C header is the one that its sources give.
+fn c_header(workspace: &Workspace) -> Result<Verdict, Failure> {
+    match header::check(workspace)? {
+        Some(found) => complaints(found),
+        None => Ok(Verdict::Skipped(header::HINT)),
+    }
 }
 
 fn finish(job: Job) -> Result<Verdict, Failure> {

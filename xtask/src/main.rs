@@ -9,6 +9,8 @@ mod bench;
 mod browser;
 mod ci;
 mod exec;
+mod header;
+mod install;
 mod invariants;
 mod kill;
 mod lexer;
@@ -55,6 +57,10 @@ enum Task {
     Bench(bench::Args),
     /// Kills processes of a running hand-off and checks what the others do.
     Kill(kill::Args),
+    /// Writes the C header from the sources of kvgate-capi, or checks it.
+    Header(header::Args),
+    /// Builds the C interface and puts header, libraries and pkg-config file into a folder.
+    Install(install::Args),
     /// Runs all static checks and then the tests.
     Ci(ci::Args),
 }
@@ -98,6 +104,8 @@ fn run(task: Task) -> Result<Outcome, Failure> {
         Task::Invariants => invariants::run(&workspace),
         Task::Bench(args) => bench::run(&workspace, &args),
         Task::Kill(args) => kill::run(&workspace, &args),
+        Task::Header(args) => header::run(&workspace, &args),
+        Task::Install(args) => install::run(&workspace, &args),
         Task::Ci(args) => ci::run(&workspace, &args),
     }
 }

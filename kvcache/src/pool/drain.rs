@@ -2,6 +2,7 @@
 //! owner waits, `Parked` once nobody does. There is no exit by time.
 
 use std::fmt;
+use std::task::{Context, Poll};
 
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
@@ -88,6 +89,22 @@ impl Parked {
         self.free_if_proven(allocator)
     }
 
+    /// [`Parked::try_free`] that leaves a waker where a proof is missing.
+    fn poll_free(&mut self, allocator: &Allocator, cx: &mut Context<'_>) -> bool {
+        if self.ledger_proof.is_none()
+            && let Poll::Ready(proof) = FlightLedger::poll_quiet(&self.ledger, cx)
+        {
+            self.ledger_proof = Some(proof);
+        }
+        if let Some(flight) = &mut self.flight
+            && self.flight_proof.is_none()
+            && let Poll::Ready(proof) = flight.poll_quiet(cx)
+        {
+            self.flight_proof = Some(proof);
+        }
+        self.free_if_proven(allocator)
+    }
+
     fn free_if_proven(&mut self, allocator: &Allocator) -> bool {
         let is_ours = |proof: &Quiesced| proof.is_for(&self.ledger);
         let is_local_quiet = self.ledger_proof.as_ref().is_some_and(is_ours);
@@ -152,6 +169,20 @@ impl DrainingFlight {
             self.parked = None;
         }
         self.parked.is_none()
+    }
+
+    /// [`DrainingFlight::poll`] for a task: while the slots are not free, the waker is called when a
+    /// proof may be there.
+    pub fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(parked) = &mut self.parked
+            && parked.poll_free(&self.pools.allocator, cx)
+        {
+            self.parked = None;
+        }
+        match self.parked {
+            None => Poll::Ready(()),
+            Some(_) => Poll::Pending,
+        }
     }
 
     /// Blocks until the slots are free.

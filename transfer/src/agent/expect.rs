@@ -1,6 +1,9 @@
 //! [`Expectation`]: a flight that this agent receives, and [`Draining`], its end.
 
-use std::fmt;
+use std::{
+    fmt,
+    task::{Context, Poll},
+};
 
 use crate::{
     backend::Quiesce,
@@ -152,6 +155,15 @@ impl Draining {
     /// The proof, if there is one now; once.
     pub fn poll(&mut self) -> Option<Quiesced> {
         FlightLedger::poll(&self.inner.flight.ledger).inspect(|_| self.forget())
+    }
+
+    /// [`Draining::poll`] for a task: without a proof, the waker is called when there may be one.
+    pub fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Quiesced> {
+        let proof = FlightLedger::poll_quiet(&self.inner.flight.ledger, cx);
+        if proof.is_ready() {
+            self.forget();
+        }
+        proof
     }
 
     /// Blocks until there is a proof.

@@ -23,7 +23,11 @@ pub(crate) mod wire;
 #[cfg(all(test, not(kv_loom)))]
 mod wire_tests;
 
-use std::{fmt, time::Instant};
+use std::{
+    fmt,
+    task::{Context, Poll},
+    time::Instant,
+};
 
 use bytes::Bytes;
 
@@ -370,6 +374,12 @@ impl Agent {
             .events
             .wait(deadline, |events| events.pop())
             .flatten()
+    }
+
+    /// [`Agent::next_event`] for a task: without an event, the waker is called when one may be there.
+    /// `None` after a shutdown, when all events have been taken.
+    pub fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Option<AgentEvent>> {
+        self.engine().events.poll(cx, |events| events.pop())
     }
 
     /// Says "I am alive and doing something" to every peer, at most once per

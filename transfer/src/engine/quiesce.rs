@@ -10,6 +10,8 @@
 //! takes the mutex, and so does the poll that makes the witness: the holder of the witness is ordered after
 //! all of them.
 
+use std::task::{Context, Poll};
+
 use crate::{
     barrier::waiters::Waiters,
     deadline::Deadline,
@@ -200,6 +202,14 @@ impl FlightLedger {
     /// The witness, if the ledger is closed and everything it waits for is over; once.
     pub fn poll(this: &Arc<Self>) -> Option<Quiesced> {
         this.state.with(State::take).then(|| Quiesced {
+            ledger: this.clone(),
+        })
+    }
+
+    /// [`FlightLedger::poll`] for a task: without a witness, the waker is called when there may be one.
+    pub fn poll_quiet(this: &Arc<Self>, cx: &mut Context<'_>) -> Poll<Quiesced> {
+        let taken = this.state.poll(cx, |state| state.take().then_some(()));
+        taken.map(|()| Quiesced {
             ledger: this.clone(),
         })
     }

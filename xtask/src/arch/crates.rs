@@ -3,7 +3,7 @@
 use crate::metadata::Package;
 
 /// For each package of the workspace, the workspace packages it may name.
-const DIRECTIONS: [(&str, &[&str]); 9] = [
+const DIRECTIONS: [(&str, &[&str]); 10] = [
     ("kvgate-ucx-sys", &[]),
     ("kvgate-libfabric-sys", &[]),
     (
@@ -16,6 +16,7 @@ const DIRECTIONS: [(&str, &[&str]); 9] = [
         "kvgate-model",
         &["kvgate-kvcache", "kvgate-kernels", "kvgate-transfer"],
     ),
+    ("kvgate-capi", &["kvgate-transfer", "kvgate-kvcache"]),
     ("kvgate-loom-tests", &["kvgate-transfer", "kvgate-kvcache"]),
     (
         "kvgate-examples",

@@ -8,7 +8,7 @@ use super::sources::Source;
 const MAX_LINES: usize = 600;
 
 /// Files, or folders when they end in `/`, in which `unsafe` may stand.
-const UNSAFE_FILES: [&str; 13] = [
+const UNSAFE_FILES: [&str; 15] = [
     "transfer/src/mem/",
     "transfer/src/backend/shm.rs",
     "transfer/tests/",
@@ -17,6 +17,8 @@ const UNSAFE_FILES: [&str; 13] = [
     "kvcache/src/page/raw.rs",
     "kvcache/src/lease/view.rs",
     "kvcache/tests/",
+    "kvcache/capi/src/",
+    "kvcache/capi/tests/",
     "kernels/src/paged.rs",
     "kernels/src/cpu/simd.rs",
     "kernels/tests/",

@@ -1,0 +1,478 @@
+//! Posting, waiting and the event descriptor, within one process.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{null, null_mut};
+
+use kvgate::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+fn message() -> String {
+    // SAFETY: the string of this thread, which nothing replaces meanwhile.
+    unsafe { CStr::from_ptr(kv_last_error_message()) }
+        .to_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Calls and demands a status.
+macro_rules! is {
+    ($status:ident, $call:expr) => {{
+        // SAFETY: live handles and local values.
+        let status = unsafe { $call };
+        let expected = kv_status::$status;
+        assert_eq!(status, expected, "{}: {}", stringify!($call), message());
+    }};
+}
+
+const SLOT: u64 = 64;
+const PATIENCE_MS: u64 = 10_000;
+
+/// An agent with one pool of four slots.
+struct Side {
+    agent: *mut kv_agent,
+    memory: *mut kv_memory,
+    region: *mut kv_region,
+    pool: u32,
+    base: *mut u8,
+    peer: u32,
+}
+
+impl Side {
+    fn new(name: &CStr) -> Side {
+        let options = kv_agent_options {
+            struct_bytes: size_of::<kv_agent_options>() as u32,
+            queue_capacity: 0,
+            name: name.as_ptr(),
+            metadata: name.as_ptr().cast(),
+            metadata_bytes: name.count_bytes(),
+            auth_token: null(),
+            auth_token_bytes: 0,
+        };
+        let pool = kv_pool_geometry {
+            offset_bytes: 0,
+            stride_bytes: SLOT,
+            slot_bytes: SLOT,
+            slot_count: 4,
+            reserved: 0,
+        };
+        let (mut agent, mut memory, mut region) = (null_mut(), null_mut(), null_mut());
+        let (mut number, mut base) = (0, null_mut());
+        is!(Ok, kv_agent_create(&options, &mut agent));
+        is!(
+            Ok,
+            kv_memory_create(kv_memory_kind::Host as u32, 4 * SLOT, null(), &mut memory)
+        );
+        is!(Ok, kv_agent_register(agent, memory, &pool, 1, &mut region));
+        is!(Ok, kv_region_pool(region, 0, &mut number));
+        is!(Ok, kv_memory_address(memory, &mut base, null_mut()));
+        let base = base.cast();
+        Side {
+            agent,
+            memory,
+            region,
+            pool: number,
+            base,
+            peer: 0,
+        }
+    }
+
+    fn pair() -> (Side, Side) {
+        let (mut prefill, mut decode) = (Side::new(c"prefill"), Side::new(c"decode"));
+        let (one, other) = (&mut prefill.peer, &mut decode.peer);
+        is!(
+            Ok,
+            kv_agent_connect_local(prefill.agent, decode.agent, one, other)
+        );
+        (prefill, decode)
+    }
+
+    fn list(
+        &self,
+        incarnation: *const kv_incarnation,
+        pool: u32,
+        slot: u32,
+    ) -> *mut kv_descriptors {
+        let mut list = null_mut();
+        is!(Ok, kv_descriptors_create(incarnation, &mut list));
+        is!(Ok, kv_descriptors_push(list, pool, &slot, 1));
+        list
+    }
+
+    /// Prepares a write of slot 0 to a slot of the peer.
+    fn prepare(&self, slot: u32) -> *mut kv_prepared {
+        let mut info = peer_info();
+        is!(Ok, kv_agent_peer(self.agent, self.peer, &mut info));
+        let mut pool = 0;
+        is!(
+            Ok,
+            kv_agent_peer_pool(self.agent, self.peer, 0, &mut pool, null_mut())
+        );
+        let local = self.list(null(), self.pool, 0);
+        let remote = self.list(&info.incarnation, pool, slot);
+        let mut prepared = null_mut();
+        is!(
+            Ok,
+            kv_agent_prepare(self.agent, local, remote, self.peer, &mut prepared)
+        );
+        is!(Ok, kv_descriptors_release(local));
+        is!(Ok, kv_descriptors_release(remote));
+        prepared
+    }
+
+    fn post(
+        &self,
+        prepared: *mut kv_prepared,
+        epoch: u64,
+        tickets: &[kv_ticket],
+    ) -> *mut kv_transfer {
+        let options = post_options(epoch, tickets);
+        let mut transfer = null_mut();
+        is!(
+            Ok,
+            kv_agent_post(self.agent, prepared, &options, &mut transfer)
+        );
+        transfer
+    }
+
+    fn end(self) {
+        is!(Ok, kv_region_close(self.region, PATIENCE_MS));
+        is!(Ok, kv_region_release(self.region));
+        is!(Ok, kv_memory_release(self.memory));
+        is!(Ok, kv_agent_shutdown(self.agent, PATIENCE_MS, null_mut()));
+        is!(Ok, kv_agent_release(self.agent));
+    }
+}
+
+fn peer_info() -> kv_peer_info {
+    kv_peer_info {
+        struct_bytes: size_of::<kv_peer_info>() as u32,
+        is_up: 0,
+        backend: 0,
+        pool_count: 0,
+        incarnation: kv_incarnation::default(),
+        silent_ms: 0,
+        metadata_bytes: 0,
+    }
+}
+
+fn post_options(epoch: u64, tickets: &[kv_ticket]) -> kv_post_options {
+    kv_post_options {
+        struct_bytes: size_of::<kv_post_options>() as u32,
+        source: kv_source::HostWritten as u32,
+        epoch,
+        tickets: tickets.as_ptr(),
+        ticket_count: tickets.len(),
+        timeout_ms: PATIENCE_MS,
+    }
+}
+
+fn event() -> kv_event {
+    kv_event {
+        struct_bytes: size_of::<kv_event>() as u32,
+        kind: 0,
+        peer: 0,
+        is_proven: 0,
+        bytes: null(),
+        length_bytes: 0,
+    }
+}
+
+/// A flight of one stage of one chunk.
+fn flight_of(side: &Side, epoch: u64) -> *mut kv_flight {
+    let chunk = kv_chunk {
+        stage: 0,
+        chunk: 0,
+        writer: 0,
+        descriptor_count: 1,
+    };
+    let writer = kv_writer {
+        peer: side.peer,
+        rank: 0,
+    };
+    let mut flight = null_mut();
+    is!(
+        Ok,
+        kv_flight_create(side.agent, epoch, &chunk, 1, &writer, 1, &mut flight)
+    );
+    is!(Ok, kv_flight_arm(flight));
+    flight
+}
+
+fn check(flight: *mut kv_flight) -> (u32, u32) {
+    let mut answer = kv_stage {
+        struct_bytes: size_of::<kv_stage>() as u32,
+        state: 0,
+        missing: 0,
+        reserved: 0,
+    };
+    is!(Ok, kv_flight_check(flight, 0, &mut answer));
+    (answer.state, answer.missing)
+}
+
+/// Waits until the descriptor is readable and clears it.
+fn await_readable(fd: i32) {
+    // SAFETY: the agent that owns it lives longer than every use here.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let timeout = Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    assert_eq!(
+        poll(&mut fds, Some(&timeout)).unwrap(),
+        1,
+        "the descriptor becomes readable"
+    );
+    rustix::io::read(fd, &mut [0; 8]).unwrap();
+}
+
+fn is_readable(fd: i32) -> bool {
+    // SAFETY: as above.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
+#[test]
+fn bytes_land_behind_the_gate_and_the_transfer_says_how_far() {
+    let (prefill, decode) = Side::pair();
+    let flight = flight_of(&decode, 1);
+    assert_eq!(check(flight), (kv_stage_state::Pending as u32, 1));
+    // SAFETY: slot 0 of the sender, which nothing reads yet.
+    unsafe { prefill.base.write_bytes(7, SLOT as usize) };
+    let prepared = prefill.prepare(3);
+    let transfer = prefill.post(prepared, 1, &[kv_ticket { stage: 0, chunk: 0 }]);
+    is!(Ok, kv_flight_wait(flight, 0, PATIENCE_MS));
+    assert_eq!(check(flight), (kv_stage_state::Ready as u32, 0));
+    // SAFETY: slot 3 of the receiver, behind its gate.
+    let found = unsafe { std::slice::from_raw_parts(decode.base.add(3 * SLOT as usize), 64) };
+    assert_eq!(found, [7; 64]);
+    let (mut state, mut visibility) = (0, 0);
+    is!(Ok, kv_transfer_wait(transfer, PATIENCE_MS, &mut visibility));
+    assert_eq!(visibility, kv_visibility::RemoteVisible as u32);
+    is!(
+        Ok,
+        kv_transfer_status(transfer, &mut state, &mut visibility)
+    );
+    assert_eq!((state, visibility), (kv_transfer_state::Done as u32, 3));
+    is!(Ok, kv_transfer_cancel(transfer));
+    is!(Ok, kv_transfer_wait(transfer, 0, null_mut()));
+    is!(Ok, kv_flight_close(flight));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    is!(Ok, kv_transfer_release(transfer));
+    is!(Ok, kv_prepared_release(prepared));
+    prefill.end();
+    decode.end();
+}
+
+#[test]
+fn whatever_was_not_there_yet_makes_the_descriptor_readable() {
+    let (prefill, decode) = Side::pair();
+    let mut fd = 0;
+    is!(Ok, kv_agent_event_fd(decode.agent, &mut fd));
+    await_readable(fd);
+    // Events.
+    let mut found = event();
+    is!(
+        Ok,
+        kv_agent_next_event(decode.agent, PATIENCE_MS, &mut found)
+    );
+    assert_eq!(found.kind, kv_event_kind::PeerUp as u32);
+    is!(TimedOut, kv_agent_next_event(decode.agent, 0, &mut found));
+    assert!(!is_readable(fd));
+    is!(
+        Ok,
+        kv_agent_send(prefill.agent, prefill.peer, b"hello".as_ptr(), 5)
+    );
+    await_readable(fd);
+    is!(Ok, kv_agent_next_event(decode.agent, 0, &mut found));
+    // SAFETY: the library's bytes, good until the next event of this thread.
+    let bytes = unsafe { std::slice::from_raw_parts(found.bytes, found.length_bytes) };
+    assert_eq!(
+        (bytes, found.kind),
+        (&b"hello"[..], kv_event_kind::Message as u32)
+    );
+    // Gates.
+    let flight = flight_of(&decode, 1);
+    is!(TimedOut, kv_flight_wait(flight, 0, 1));
+    let prepared = prefill.prepare(1);
+    let transfer = prefill.post(prepared, 1, &[kv_ticket { stage: 0, chunk: 0 }]);
+    await_readable(fd);
+    is!(Ok, kv_flight_wait(flight, 0, 0));
+    // Transfers: the sender has a descriptor of its own.
+    let mut senders_fd = 0;
+    is!(Ok, kv_agent_event_fd(prefill.agent, &mut senders_fd));
+    loop {
+        await_readable(senders_fd);
+        let mut state = 0;
+        is!(Ok, kv_transfer_status(transfer, &mut state, null_mut()));
+        if state == kv_transfer_state::Done as u32 {
+            break;
+        }
+    }
+    // The quiet of a flight that its writer has to answer for.
+    let second = flight_of(&decode, 2);
+    is!(Ok, kv_flight_abort(second, c"not wanted".as_ptr()));
+    is!(TimedOut, kv_flight_wait_quiet(second, 0));
+    while is_readable(fd) {
+        await_readable(fd);
+    }
+    is!(Ok, kv_flight_writer_answered(second, decode.peer, 0));
+    await_readable(fd);
+    is!(Ok, kv_flight_wait_quiet(second, 0));
+    is!(Ok, kv_flight_close(flight));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    is!(Ok, kv_flight_release(second));
+    is!(Ok, kv_transfer_release(transfer));
+    is!(Ok, kv_prepared_release(prepared));
+    prefill.end();
+    decode.end();
+}
+
+#[test]
+fn a_handle_may_be_released_while_another_thread_waits_with_it() {
+    let (prefill, decode) = Side::pair();
+    let flight = flight_of(&decode, 1);
+    let address = flight.addr();
+    let waiting = std::thread::spawn(move || {
+        let flight = std::ptr::without_provenance_mut::<kv_flight>(address);
+        // SAFETY: a handle; it may be gone before it is looked up, which is an answer too.
+        unsafe { kv_flight_wait(flight, 0, PATIENCE_MS) }
+    });
+    is!(Ok, kv_flight_release(flight));
+    let answer = waiting.join().unwrap();
+    // Released before the thread has looked the handle up, or while it waits.
+    let expected = [kv_status::InvalidArgument, kv_status::Failed];
+    assert!(expected.contains(&answer), "{answer:?}");
+    prefill.end();
+    decode.end();
+}
+
+#[test]
+fn mistakes_of_a_transfer_are_named() {
+    let (prefill, decode) = Side::pair();
+    let mut info = peer_info();
+    is!(Ok, kv_agent_peer(prefill.agent, prefill.peer, &mut info));
+    assert_eq!((info.is_up, info.backend), (1, kv_backend::Local as u32));
+    let (mut name, mut length) = ([0_u8; 6], 0);
+    let into = name.as_mut_ptr();
+    is!(
+        InvalidArgument,
+        kv_agent_peer_metadata(prefill.agent, prefill.peer, into, 5, &mut length)
+    );
+    assert_eq!(length, 6);
+    is!(
+        Ok,
+        kv_agent_peer_metadata(prefill.agent, prefill.peer, into, 6, &mut length)
+    );
+    assert_eq!(&name, b"decode");
+    let (mut pool, mut geometry) = (0, prefill_geometry());
+    is!(
+        Ok,
+        kv_agent_peer_pool(prefill.agent, prefill.peer, 0, &mut pool, &mut geometry)
+    );
+    assert_eq!(geometry, prefill_geometry());
+
+    let prepare = |local: *mut kv_descriptors, remote: *mut kv_descriptors| {
+        let mut prepared = null_mut();
+        // SAFETY: live handles.
+        unsafe { kv_agent_prepare(prefill.agent, local, remote, prefill.peer, &mut prepared) }
+    };
+    let local = prefill.list(null(), prefill.pool, 0);
+    let remote = prefill.list(&info.incarnation, pool, 4);
+    assert_eq!(prepare(local, remote), kv_status::InvalidArgument);
+    assert!(message().contains("slot 4"), "{}", message());
+    let mut former = info.incarnation;
+    former.bytes[0] ^= 1;
+    let of_former = prefill.list(&former, pool, 0);
+    assert_eq!(prepare(local, of_former), kv_status::Stale);
+    assert_eq!(prepare(local, local), kv_status::InvalidArgument);
+
+    let prepared = prefill.prepare(0);
+    let mut options = post_options(1, &[]);
+    let mut transfer = null_mut();
+    for source in [0, 2, u32::MAX] {
+        options.source = source;
+        is!(
+            InvalidArgument,
+            kv_agent_post(prefill.agent, prepared, &options, &mut transfer)
+        );
+        assert!(message().contains("kv_source"), "{}", message());
+    }
+    let ticket = kv_ticket {
+        stage: 0,
+        chunk: 65_536,
+    };
+    let options = post_options(1, std::slice::from_ref(&ticket));
+    is!(
+        InvalidArgument,
+        kv_agent_post(prefill.agent, prepared, &options, &mut transfer)
+    );
+    assert!(transfer.is_null());
+    for list in [local, remote, of_former] {
+        is!(Ok, kv_descriptors_release(list));
+    }
+    is!(Ok, kv_agent_shutdown(decode.agent, PATIENCE_MS, null_mut()));
+    let gone = prefill.post_after_the_end(prepared);
+    assert_eq!(gone, kv_status::PeerDown);
+    is!(Ok, kv_prepared_release(prepared));
+    prefill.end();
+    decode.end();
+}
+
+fn prefill_geometry() -> kv_pool_geometry {
+    kv_pool_geometry {
+        offset_bytes: 0,
+        stride_bytes: SLOT,
+        slot_bytes: SLOT,
+        slot_count: 4,
+        reserved: 0,
+    }
+}
+
+impl Side {
+    /// Waits for the news that the peer is gone, then posts.
+    fn post_after_the_end(&self, prepared: *mut kv_prepared) -> kv_status {
+        let mut found = event();
+        while found.kind != kv_event_kind::PeerDown as u32 {
+            is!(Ok, kv_agent_next_event(self.agent, PATIENCE_MS, &mut found));
+        }
+        let mut transfer = null_mut();
+        // SAFETY: live handles and a local value.
+        unsafe { kv_agent_post(self.agent, prepared, &post_options(1, &[]), &mut transfer) }
+    }
+}
+
+#[test]
+fn events_end_with_the_agent() {
+    let (prefill, decode) = Side::pair();
+    let mut found = event();
+    is!(
+        Ok,
+        kv_agent_next_event(decode.agent, PATIENCE_MS, &mut found)
+    );
+    is!(Ok, kv_agent_shutdown(decode.agent, PATIENCE_MS, null_mut()));
+    is!(
+        Ok,
+        kv_agent_next_event(decode.agent, PATIENCE_MS, &mut found)
+    );
+    assert_eq!(found.kind, kv_event_kind::PeerDown as u32);
+    // SAFETY: the text of the event, which ends with a zero byte.
+    let cause = unsafe { CStr::from_ptr(found.bytes.cast()) };
+    assert_eq!(cause.count_bytes(), found.length_bytes);
+    assert_eq!(cause, c"shut down");
+    is!(
+        Closed,
+        kv_agent_next_event(decode.agent, PATIENCE_MS, &mut found)
+    );
+    is!(
+        Closed,
+        kv_agent_listen(decode.agent, c"shm:late".as_ptr(), null_mut())
+    );
+    prefill.end();
+    decode.end();
+}
