@@ -54,3 +54,43 @@ impl TransferConfig {
         Duration::from_millis(self.progress_interval_ms)
     }
 }
+
+/// How connections over UCX are made: [`crate::AgentBuilder::ucx`].
+#[cfg(all(feature = "ucx", not(kv_loom)))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UcxConfig {
+    /// Libraries that are tried before `libucp.so.0` of the system, in this order. Opening one runs its
+    /// code.
+    pub libraries: Vec<std::path::PathBuf>,
+    /// UCX's own list of transports (`UCX_TLS`), such as `tcp` or `rc,tcp`. UCX's shared-memory transports
+    /// cannot be used: they do not tell when a peer dies. Only over `tcp` alone is the sudden end of a peer
+    /// also the proof that nothing more is written; otherwise memory that it was told about stays
+    /// quarantined.
+    pub transports: String,
+}
+
+#[cfg(all(feature = "ucx", not(kv_loom)))]
+impl Default for UcxConfig {
+    fn default() -> Self {
+        Self {
+            libraries: Vec::new(),
+            transports: "tcp".into(),
+        }
+    }
+}
+
+#[cfg(all(feature = "ucx", not(kv_loom)))]
+impl UcxConfig {
+    /// The thread of the passive side copies, on every transport of the list.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.transports.split(',').all(|name| name.trim() == "tcp")
+    }
+}
+
+/// The libraries of an agent.
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OneSided {
+    #[cfg(feature = "ucx")]
+    pub(crate) ucx: UcxConfig,
+}

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::{
+    backend::BackendKind,
     engine::Op,
     ids::{Epoch, Incarnation, PeerId, PoolId, RegionId, StageId, WriterRank},
     sync::{SharedError, shared_error},
@@ -112,6 +113,18 @@ pub enum ErrorKind {
     AddressInUse { address: String },
     /// An address beyond this host needs an authentication token.
     AuthRequired { address: String },
+    /// The library behind a backend cannot be used; what was tried, with the reasons.
+    BackendUnavailable {
+        backend: BackendKind,
+        tried: Vec<String>,
+    },
+    /// A call into the library behind a backend failed, with its code and its words.
+    Provider {
+        backend: BackendKind,
+        call: &'static str,
+        code: i64,
+        words: String,
+    },
     /// The other side of a handshake said no, or made no sense.
     HandshakeRefused { address: String, reason: String },
     /// The other side speaks another version of the link protocol.
@@ -344,6 +357,19 @@ impl fmt::Display for ErrorKind {
                     "address {address} is not on this host: an authentication token is needed"
                 )
             }
+            Self::BackendUnavailable { backend, tried } => {
+                write!(
+                    f,
+                    "the backend {backend} is not there; tried {}",
+                    tried.join(", ")
+                )
+            }
+            Self::Provider {
+                backend,
+                call,
+                code,
+                words,
+            } => write!(f, "{backend}: {call} failed with {code}: {words}"),
             Self::HandshakeRefused { address, reason } => {
                 write!(f, "handshake with {address} refused: {reason}")
             }

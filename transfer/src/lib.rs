@@ -65,9 +65,10 @@
 //! ```
 //!
 //! # Features
-//! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module), for tests of everything above. `fault-injection`: hidden
-//! switches that break the guards, for tests of the detectors. `bare`: hidden loops without an engine,
-//! for benchmarks. Under `--cfg kv_loom` the crate compiles for
+//! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
+//! for tests of everything above. `ucx`, `libfabric`: backends over these libraries, which are loaded when
+//! they are asked for. `fault-injection`: hidden switches that break the guards, for tests of the
+//! detectors. `bare`: hidden loops without an engine, for benchmarks. Under `--cfg kv_loom` the crate compiles for
 //! the model checker, without backends. Linux only.
 
 #![deny(unsafe_code, missing_docs)]
@@ -127,6 +128,8 @@ pub use barrier::{
 #[doc(hidden)]
 pub use barrier::{BarrierCost, barrier_cost};
 pub use config::TransferConfig;
+#[cfg(all(feature = "ucx", not(kv_loom)))]
+pub use config::UcxConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;
 pub use engine::{

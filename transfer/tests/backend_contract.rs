@@ -11,6 +11,8 @@ use std::{
 };
 
 use contract::{Backend, event, patience};
+#[cfg(any(feature = "ucx", feature = "libfabric"))]
+use kvgate_transfer::ErrorKind;
 use kvgate_transfer::{Address, Agent, AgentEvent, Memory, PeerId, TransferConfig};
 
 /// Two agents of one process.
@@ -80,6 +82,76 @@ impl Backend for Shm {
     }
 }
 
+/// A library that moves the bytes, over sockets of this host. Absent, the tests say so and pass.
+#[cfg(any(feature = "ucx", feature = "libfabric"))]
+macro_rules! library {
+    ($name:ident, $kind:ident) => {
+        struct $name;
+
+        impl Backend for $name {
+            fn new() -> Self {
+                Self
+            }
+
+            fn is_there() -> bool {
+                match Self
+                    .agent("probe", TransferConfig::default())
+                    .listen(&Self::address())
+                {
+                    Ok(_) => true,
+                    Err(error) if matches!(error.kind(), ErrorKind::BackendUnavailable { .. }) => {
+                        println!("SKIP: {error}");
+                        false
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+
+            fn agent(&self, name: &str, config: TransferConfig) -> Agent {
+                given::$kind(Agent::builder(name).config(config))
+                    .build()
+                    .unwrap()
+            }
+
+            fn memory(&self, len_bytes: u64) -> Memory {
+                Memory::host(len_bytes).unwrap()
+            }
+
+            fn connect(&self, a: &Agent, b: &Agent) -> (PeerId, PeerId) {
+                connect_to(self, a, b, &Self::address())
+            }
+        }
+
+        impl $name {
+            fn address() -> Address {
+                Address::$name(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+            }
+        }
+    };
+}
+
+/// Libraries that the environment names; this crate itself reads none.
+#[cfg(any(feature = "ucx", feature = "libfabric"))]
+mod given {
+    use kvgate_transfer::*;
+
+    fn named(variable: &str) -> Vec<std::path::PathBuf> {
+        let named = std::env::var_os(variable);
+        named.map(Into::into).into_iter().collect()
+    }
+
+    #[cfg(feature = "ucx")]
+    pub(crate) fn ucx(builder: AgentBuilder) -> AgentBuilder {
+        builder.ucx(UcxConfig {
+            libraries: named("KVGATE_UCX_LIBRARY"),
+            ..UcxConfig::default()
+        })
+    }
+}
+
+#[cfg(feature = "ucx")]
+library!(Ucx, ucx);
+
 fn connect_to(backend: &impl Backend, a: &Agent, b: &Agent, address: &Address) -> (PeerId, PeerId) {
     let bound = b.listen(address).unwrap();
     let b_at_a = a.connect(&bound, patience()).unwrap();
@@ -125,4 +197,6 @@ contract!(local, Local);
 #[cfg(feature = "sim")]
 contract!(sim, Sim);
 contract!(tcp, Tcp);
+#[cfg(feature = "ucx")]
+contract!(ucx, Ucx);
 contract!(shm, Shm);

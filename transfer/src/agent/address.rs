@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
+use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind};
 
 /// Longest name of an abstract Unix socket.
@@ -16,6 +17,15 @@ pub enum Address {
     Tcp(SocketAddr),
     /// The name of an abstract Unix socket: same host, same network namespace, no file.
     Shm(String),
+    /// A TCP socket for everything but the payload, which UCX moves. Needs the feature `ucx` and the
+    /// library ([`crate::ErrorKind::BackendUnavailable`]).
+    ///
+    /// UCX neither authenticates nor encrypts: whoever reaches its ports and guesses a key writes memory.
+    /// On a loopback address it listens on the loopback interface only, otherwise on all of them.
+    Ucx(SocketAddr),
+    /// A TCP socket for everything but the payload, which libfabric moves. Needs the feature `libfabric`
+    /// and the library ([`crate::ErrorKind::BackendUnavailable`]). As to safety, see [`Address::Ucx`].
+    Libfabric(SocketAddr),
 }
 
 impl Address {
@@ -40,14 +50,64 @@ impl Address {
         Ok(found)
     }
 
+    /// An address with the name of its backend before it, as [`fmt::Display`] writes it: `tcp:HOST:PORT`,
+    /// `ucx:HOST:PORT`, `libfabric:HOST:PORT`, `shm:NAME`. Blocks as [`Address::resolve_tcp`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for another name, otherwise as [`Address::resolve_tcp`].
+    pub fn resolve(text: &str) -> Result<Vec<Self>, Error> {
+        let invalid = || ErrorKind::InvalidArgument {
+            what: "address",
+            value: text.to_owned(),
+        };
+        let (backend, rest) = text.split_once(':').ok_or_else(invalid)?;
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        let kind = match backend {
+            "shm" => return Ok(vec![Self::Shm(rest.to_owned())]),
+            "tcp" => Self::Tcp(any),
+            "ucx" => Self::Ucx(any),
+            "libfabric" => Self::Libfabric(any),
+            _ => return Err(invalid().into()),
+        };
+        let found = Self::resolve_tcp(rest)?.into_iter();
+        Ok(found
+            .map(|one| match one {
+                Self::Tcp(socket) => kind.at(socket),
+                other => other,
+            })
+            .collect())
+    }
+
     /// Whether only processes of this host can reach it.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Shm(_) => true,
-            Self::Tcp(address) => match address.ip() {
-                IpAddr::V4(ip) => ip.is_loopback(),
-                IpAddr::V6(ip) => ip.to_canonical().is_loopback(),
-            },
+            Self::Tcp(address) | Self::Ucx(address) | Self::Libfabric(address) => {
+                match address.ip() {
+                    IpAddr::V4(ip) => ip.is_loopback(),
+                    IpAddr::V6(ip) => ip.to_canonical().is_loopback(),
+                }
+            }
+        }
+    }
+
+    /// The same way of transfer at another place.
+    pub(crate) fn at(&self, socket: SocketAddr) -> Self {
+        match self {
+            Self::Shm(name) => Self::Shm(name.clone()),
+            Self::Tcp(_) => Self::Tcp(socket),
+            Self::Ucx(_) => Self::Ucx(socket),
+            Self::Libfabric(_) => Self::Libfabric(socket),
+        }
+    }
+
+    /// The backend that carries the payload.
+    pub(crate) fn backend(&self) -> BackendKind {
+        match self {
+            Self::Shm(_) => BackendKind::Shm,
+            Self::Tcp(_) => BackendKind::Tcp,
+            Self::Ucx(_) => BackendKind::Ucx,
+            Self::Libfabric(_) => BackendKind::Libfabric,
         }
     }
 
@@ -73,6 +133,8 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Shm(name) => write!(f, "shm:{name}"),
+            Self::Ucx(address) => write!(f, "ucx:{address}"),
+            Self::Libfabric(address) => write!(f, "libfabric:{address}"),
         }
     }
 }
@@ -102,6 +164,27 @@ mod tests {
                 matches!(error.kind(), ErrorKind::Unreachable { address, .. } if address == wrong)
             );
         }
+    }
+
+    #[test]
+    fn a_written_address_comes_back() {
+        for text in [
+            "tcp:127.0.0.1:1",
+            "ucx:127.0.0.1:2",
+            "libfabric:[::1]:3",
+            "shm:a:b",
+        ] {
+            let found = Address::resolve(text).unwrap();
+            assert_eq!(found[0].to_string(), text);
+            assert!(found[0].is_local());
+        }
+        for wrong in ["", "tcp", "rdma:127.0.0.1:1", "127.0.0.1:80"] {
+            let error = Address::resolve(wrong).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::InvalidArgument { value, .. } if value == wrong)
+            );
+        }
+        assert!(Address::resolve("ucx:127.0.0.1").is_err());
     }
 
     #[test]

@@ -80,6 +80,20 @@ impl LinkHost for EngineHost {
         }
     }
 
+    #[cfg(feature = "one-sided")]
+    fn one_sided(&self) -> crate::config::OneSided {
+        self.0.one_sided.clone()
+    }
+
+    #[cfg(feature = "one-sided")]
+    fn regions(&self, told: &Introduction) -> Vec<Arc<crate::mem::region::RegionCore>> {
+        // `introduction` has put it there, and it holds them.
+        let described = told.keep.downcast_ref::<Described>();
+        let memories = described.map_or(&[][..], |described| &described.memories);
+        let find = |(id, ..): &(_, _, _)| self.0.regions.get(*id);
+        memories.iter().filter_map(find).collect()
+    }
+
     fn secret(&self) -> Option<Vec<u8>> {
         self.0.auth_token.clone()
     }

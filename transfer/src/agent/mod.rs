@@ -9,7 +9,7 @@ mod encode;
 pub(crate) mod events;
 pub(crate) mod expect;
 #[cfg_attr(kv_loom, allow(dead_code))]
-mod fields;
+pub(crate) mod fields;
 #[cfg(not(kv_loom))]
 mod links;
 #[cfg_attr(kv_loom, allow(dead_code))]
@@ -109,6 +109,8 @@ pub struct AgentBuilder {
     config: TransferConfig,
     app_metadata: Bytes,
     auth_token: Option<Vec<u8>>,
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    one_sided: crate::config::OneSided,
     recorder: Option<Arc<dyn Recorder>>,
     has_workers: bool,
 }
@@ -143,6 +145,13 @@ impl AgentBuilder {
     /// The secret that both sides of a connection beyond this host must know.
     pub fn auth_token(mut self, auth_token: Option<Vec<u8>>) -> Self {
         self.auth_token = auth_token;
+        self
+    }
+
+    /// How connections over [`Address::Ucx`] are made.
+    #[cfg(all(feature = "ucx", not(kv_loom)))]
+    pub fn ucx(mut self, config: crate::config::UcxConfig) -> Self {
+        self.one_sided.ucx = config;
         self
     }
 
@@ -192,6 +201,8 @@ impl AgentBuilder {
             config: self.config,
             app_metadata: self.app_metadata,
             auth_token: self.auth_token,
+            #[cfg(all(feature = "one-sided", not(kv_loom)))]
+            one_sided: self.one_sided,
             recorder: self.recorder,
             has_workers: self.has_workers,
         });
@@ -209,6 +220,8 @@ impl Agent {
             config: TransferConfig::default(),
             app_metadata: Bytes::new(),
             auth_token: None,
+            #[cfg(all(feature = "one-sided", not(kv_loom)))]
+            one_sided: Default::default(),
             recorder: None,
             has_workers: true,
         }

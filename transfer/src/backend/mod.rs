@@ -14,6 +14,9 @@ mod link_tests;
 pub(crate) mod local;
 #[cfg(not(kv_loom))]
 pub(crate) mod net;
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+#[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
+pub(crate) mod rma;
 #[cfg(not(kv_loom))]
 mod parts;
 #[cfg(not(kv_loom))]
@@ -27,6 +30,9 @@ pub(crate) mod sim;
 pub(crate) mod socket;
 #[cfg(not(kv_loom))]
 pub(crate) mod tcp;
+#[cfg(all(feature = "ucx", not(kv_loom)))]
+#[allow(unsafe_code)]
+pub(crate) mod ucx;
 
 use std::fmt;
 
@@ -52,6 +58,10 @@ pub enum BackendKind {
     Shm,
     /// A stream socket.
     Tcp,
+    /// UCX moves the bytes, a stream socket says so.
+    Ucx,
+    /// libfabric moves the bytes, a stream socket says so.
+    Libfabric,
     /// The seeded simulation, or a model.
     Sim,
 }
@@ -62,6 +72,8 @@ impl fmt::Display for BackendKind {
             Self::Local => "local",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Ucx => "ucx",
+            Self::Libfabric => "libfabric",
             Self::Sim => "sim",
         })
     }
@@ -240,4 +252,10 @@ pub trait LinkEvents: Send + Sync {
     /// # Errors
     /// An unknown pool, a slot outside, a revoked or different registration: nothing may be touched.
     fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
+    /// The region of this side that `address` lies in. The caller executes an operation that holds it.
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    fn region_at(&self, address: *const u8) -> Option<Arc<crate::mem::region::RegionCore>> {
+        let _ = address;
+        None
+    }
 }

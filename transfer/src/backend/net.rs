@@ -16,9 +16,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::BackendKind;
 use super::Link;
 use super::channel::Channel;
 use super::handshake::{self, HandshakeError, Offer, SharedRegion};
+#[cfg(feature = "one-sided")]
+use super::rma;
 use super::shm::{PeerProcess, ShmLink};
 use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, timespec};
 use super::tcp::{self, TcpLink};
@@ -62,6 +65,17 @@ pub(crate) struct Established {
 pub(crate) trait LinkHost: Send + Sync {
     /// Who this agent is now.
     fn introduction(&self) -> Introduction;
+    /// How libraries are used.
+    #[cfg(feature = "one-sided")]
+    fn one_sided(&self) -> crate::config::OneSided {
+        crate::config::OneSided::default()
+    }
+    /// The regions of an introduction, which holds them.
+    #[cfg(feature = "one-sided")]
+    fn regions(&self, told: &Introduction) -> Vec<Arc<crate::mem::region::RegionCore>> {
+        let _ = told;
+        Vec::new()
+    }
     /// The shared secret.
     fn secret(&self) -> Option<Vec<u8>>;
     /// A peer has connected.
@@ -78,7 +92,8 @@ pub(crate) struct Listener {
 }
 
 enum Acceptor {
-    Tcp(TcpListener),
+    /// Also for what only begins as a TCP connection.
+    Tcp(TcpListener, Address),
     Unix(UnixListener, String),
 }
 
@@ -93,6 +108,7 @@ pub(crate) fn listen(address: &Address, host: Arc<dyn LinkHost>) -> Result<Liste
         let address = address.to_string();
         return Err(ErrorKind::AuthRequired { address }.into());
     }
+    check_backend(address, &*host)?;
     let (acceptor, bound) = Acceptor::bind(address)?;
     let stop = Arc::new(StopSignal::new()?);
     let greeter = Greeter {
@@ -134,7 +150,7 @@ impl Acceptor {
     fn bind(address: &Address) -> Result<(Self, Address), Error> {
         let refused = |call, error: std::io::Error| refusal(call, address, &error);
         match address {
-            Address::Tcp(socket) => {
+            Address::Tcp(socket) | Address::Ucx(socket) | Address::Libfabric(socket) => {
                 let listener = TcpListener::bind(socket).map_err(|error| refused("bind", error))?;
                 listener
                     .set_nonblocking(true)
@@ -142,7 +158,8 @@ impl Acceptor {
                 let bound = listener
                     .local_addr()
                     .map_err(|error| refused("getsockname", error))?;
-                Ok((Self::Tcp(listener), Address::Tcp(bound)))
+                let bound = address.at(bound);
+                Ok((Self::Tcp(listener, bound.clone()), bound))
             }
             Address::Shm(name) => {
                 let listener = std::os::unix::net::SocketAddr::from_abstract_name(name)
@@ -158,16 +175,16 @@ impl Acceptor {
 
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
-            Self::Tcp(listener) => listener.as_fd(),
+            Self::Tcp(listener, _) => listener.as_fd(),
             Self::Unix(listener, _) => listener.as_fd(),
         }
     }
 
     fn accept(&self) -> std::io::Result<(OwnedFd, Address)> {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener, bound) => {
                 let (stream, from) = listener.accept()?;
-                Ok((stream.into(), Address::Tcp(from)))
+                Ok((stream.into(), bound.at(from)))
             }
             Self::Unix(listener, name) => {
                 let (stream, _) = listener.accept()?;
@@ -257,8 +274,11 @@ pub(crate) fn connect(
     host: &dyn LinkHost,
 ) -> Result<Established, Error> {
     address.check()?;
+    check_backend(address, host)?;
     let stream = match address {
-        Address::Tcp(socket) => connect_tcp(address, socket, deadline)?,
+        Address::Tcp(socket) | Address::Ucx(socket) | Address::Libfabric(socket) => {
+            connect_tcp(address, socket, deadline)?
+        }
         Address::Shm(name) => connect_unix(address, name, deadline)?,
     };
     let bounds = Bounds {
@@ -269,6 +289,23 @@ pub(crate) fn connect(
     };
     establish(stream, address, Side::Connector, host, bounds)
         .map_err(|failure| failure.into_error(address, deadline))
+}
+
+/// Whether the library of a backend is there, before anybody is let wait for it.
+fn check_backend(address: &Address, host: &dyn LinkHost) -> Result<(), Error> {
+    match address.backend() {
+        #[cfg(feature = "one-sided")]
+        kind @ (BackendKind::Ucx | BackendKind::Libfabric) => {
+            super::rma::available(kind, &host.one_sided())
+        }
+        #[cfg(not(feature = "one-sided"))]
+        backend @ (BackendKind::Ucx | BackendKind::Libfabric) => {
+            let _ = host;
+            let tried = vec![format!("this build, which has no feature `{backend}`")];
+            Err(ErrorKind::BackendUnavailable { backend, tried }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn unreachable(address: &Address, reason: impl ToString) -> Error {
@@ -338,6 +375,16 @@ impl From<HandshakeError> for Failure {
     }
 }
 
+#[cfg(feature = "one-sided")]
+impl From<rma::Refused> for Failure {
+    fn from(refused: rma::Refused) -> Self {
+        match refused {
+            rma::Refused::Handshake(error) => Self::Handshake(error),
+            rma::Refused::Here(error) => Self::System(error),
+        }
+    }
+}
+
 impl Failure {
     fn reason(&self) -> String {
         match self {
@@ -399,8 +446,28 @@ fn establish(
     };
     let mut reader = FrameReader::new(is_shm);
     let greeting = handshake::run(&socket, &mut reader, &offer, bounds)?;
-    let channel = Channel::new(socket, stop);
     let metadata = greeting.metadata;
+    #[cfg(feature = "one-sided")]
+    if let kind @ (BackendKind::Ucx | BackendKind::Libfabric) = address.backend() {
+        let regions = host.regions(&introduction);
+        let wanted = rma::Wanted::new(kind, host.one_sided(), &socket, regions)?;
+        let mut exchange = rma::Exchange {
+            socket: &socket,
+            reader: &mut reader,
+            side,
+            kind,
+            bounds,
+        };
+        let endpoint = rma::establish(&mut exchange, &wanted, &metadata)?;
+        let link = endpoint.link(Channel::new(socket, stop), reader);
+        return Ok(Established {
+            metadata,
+            address: address.to_string(),
+            link,
+            told: introduction,
+        });
+    }
+    let channel = Channel::new(socket, stop);
     let link: Arc<dyn Link> = match process {
         Some(process) => Arc::new(ShmLink::new(
             channel,

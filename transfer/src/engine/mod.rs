@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     pub(crate) app_metadata: Bytes,
     #[cfg_attr(kv_loom, allow(dead_code))]
     pub(crate) auth_token: Option<Vec<u8>>,
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    pub(crate) one_sided: crate::config::OneSided,
     pub(crate) counters: CounterCells,
     pub(crate) regions: RegionTable,
     pub(crate) flights: Mutex<BTreeMap<Epoch, Arc<Flight>>>,
@@ -116,6 +118,8 @@ pub(crate) struct EngineParts {
     pub(crate) config: TransferConfig,
     pub(crate) app_metadata: Bytes,
     pub(crate) auth_token: Option<Vec<u8>>,
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    pub(crate) one_sided: crate::config::OneSided,
     pub(crate) recorder: Option<Arc<dyn Recorder>>,
     pub(crate) has_workers: bool,
 }
@@ -129,6 +133,8 @@ impl Engine {
             config: parts.config,
             app_metadata: parts.app_metadata,
             auth_token: parts.auth_token,
+            #[cfg(all(feature = "one-sided", not(kv_loom)))]
+            one_sided: parts.one_sided,
             counters: CounterCells::new(),
             regions: RegionTable::default(),
             flights: Mutex::new(BTreeMap::new()),

@@ -62,6 +62,17 @@ impl LinkEvents for EngineEvents {
     fn resolve(&self, _peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error> {
         self.0.resolve(runs)
     }
+
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    fn region_at(&self, address: *const u8) -> Option<Arc<RegionCore>> {
+        let holds = |region: &Arc<RegionCore>| {
+            region.memory().is_some_and(|memory| {
+                let offset = (address as usize).wrapping_sub(memory.base_ptr() as usize);
+                (offset as u64) < memory.len_bytes()
+            })
+        };
+        self.0.regions.all().into_iter().find(holds)
+    }
 }
 
 impl Engine {

@@ -37,6 +37,30 @@ pub(crate) struct RegionCore {
     unheard: Waiters<BTreeSet<PeerId>>,
     /// Nobody will close it: the engine does, once it is quiet.
     is_orphan: AtomicBool,
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    registrars: Registrars,
+}
+
+/// Whoever has registered the memory with a library, and must take that back before it goes.
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+pub(crate) trait Registrar: Send + Sync {
+    /// The library must not touch the region's memory from now on. Blocks until that is so.
+    fn forget(&self, region: RegionId);
+    /// Has forgotten everything.
+    fn is_over(&self) -> bool;
+}
+
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+#[derive(Default)]
+struct Registrars(Mutex<Vec<Arc<dyn Registrar>>>);
+
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+impl std::fmt::Debug for Registrars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Registrars")
+            .field(&self.0.lock().len())
+            .finish()
+    }
 }
 
 /// Keeps a region from being closed while an operation touches it.
@@ -69,6 +93,8 @@ impl RegionCore {
             generation,
             memory: Mutex::new(Some(memory)),
             is_orphan: AtomicBool::new(false),
+            #[cfg(all(feature = "one-sided", not(kv_loom)))]
+            registrars: Registrars::default(),
             pools: spans,
             word: AtomicU64::new(0),
             unheard: Waiters::new(BTreeSet::new()),
@@ -131,9 +157,21 @@ impl RegionCore {
         self.memory.lock().clone()
     }
 
+    /// Tells `registrar` before the memory goes. The caller holds the region, or something that does.
+    #[cfg(all(feature = "one-sided", not(kv_loom)))]
+    pub(crate) fn announce_end_to(&self, registrar: Arc<dyn Registrar>) {
+        let mut registrars = self.registrars.0.lock();
+        registrars.retain(|known| !known.is_over());
+        registrars.push(registrar);
+    }
+
     /// Lets go of the memory. Only when the region is quiet.
     pub(crate) fn release(&self) {
         debug_assert!(self.is_quiet(), "I-21");
+        #[cfg(all(feature = "one-sided", not(kv_loom)))]
+        for registrar in std::mem::take(&mut *self.registrars.0.lock()) {
+            registrar.forget(self.id);
+        }
         let memory = self.memory.lock().take();
         drop(memory);
     }

@@ -1,0 +1,580 @@
+//! The thread that owns one connection's half of a provider: everything of it is made, used and torn down
+//! here, since a provider's objects belong to one thread.
+//!
+//! It takes commands from a queue, moves one transfer at a time, and makes the provider progress for the
+//! peer, too: emulated one-sided transports copy in the thread of the passive side. When there is nothing
+//! to do it sleeps on the provider's descriptor and on its own.
+//!
+//! **What is protected by what.** `queue` by its mutex; each answer by its own. **Lock order.** All are
+//! leaves, and none is held over a call into a provider.
+//!
+//! Every command is answered: one that is dropped, by the end of the thread or before it, says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+
+use super::requests::{Cursor, Targets};
+use super::{Fabric, Failure};
+use crate::backend::RunPairs;
+use crate::backend::socket::{StopSignal, timespec};
+use crate::error::{Error, ErrorKind};
+use crate::ids::RegionId;
+use crate::mem::Memory;
+use crate::mem::region::Registrar;
+use crate::mem::span::SlotRun;
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, thread};
+
+/// Requests under way at once.
+const WINDOW: usize = 512;
+/// Longest sleep while a transfer is under way: not every provider tells every event.
+const NAP: Duration = Duration::from_millis(1);
+
+/// What a registration is to a peer: base and key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LocalKey {
+    pub(crate) base: u64,
+    pub(crate) key: Bytes,
+}
+
+/// A checked operation without its arrival.
+pub(crate) struct Transfer {
+    pub(crate) is_read: bool,
+    pub(crate) runs: Arc<RunPairs>,
+}
+
+enum Command {
+    Connect(Bytes, Vec<Bytes>, Arc<Targets>, Answer<()>),
+    Register(RegionId, Arc<Memory>, Answer<LocalKey>),
+    Forget(RegionId, Answer<()>),
+    Move(Transfer, Answer<()>),
+}
+
+/// A handle of the thread.
+pub(crate) struct Mover {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+/// What other threads see of it.
+pub(crate) struct Shared {
+    queue: Mutex<Queue>,
+    ended: Condvar,
+    wake: OwnedFd,
+    /// Readable once the thread has ended, whoever wanted that.
+    death: StopSignal,
+    failure: Mutex<Option<Failure>>,
+    /// What is registered, for those who ask.
+    known: Mutex<Vec<Known>>,
+    /// Every transfer was over when the thread ended.
+    is_clean: AtomicBool,
+}
+
+/// A registered stretch of this side's memory.
+#[derive(Clone, Copy)]
+struct Known {
+    region: RegionId,
+    base: usize,
+    len_bytes: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    is_stopping: bool,
+    has_ended: bool,
+}
+
+struct Slot<T> {
+    result: Mutex<Option<Result<T, Error>>>,
+    changed: Condvar,
+}
+
+/// The duty to answer one command.
+struct Answer<T>(Arc<Slot<T>>);
+
+/// The other end of an [`Answer`].
+struct Promise<T>(Arc<Slot<T>>);
+
+fn promise<T>() -> (Answer<T>, Promise<T>) {
+    let slot = Arc::new(Slot {
+        result: Mutex::new(None),
+        changed: Condvar::new(),
+    });
+    (Answer(Arc::clone(&slot)), Promise(slot))
+}
+
+impl<T> Answer<T> {
+    fn give(self, result: Result<T, Error>) {
+        self.settle(result);
+    }
+
+    /// The first one counts.
+    fn settle(&self, result: Result<T, Error>) {
+        let mut slot = self.0.result.lock();
+        slot.get_or_insert(result);
+        self.0.changed.notify_all();
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        self.settle(Err(ErrorKind::Closed.into()));
+    }
+}
+
+impl<T> Promise<T> {
+    /// Waits for the answer, which the end of the thread gives at the latest.
+    fn wait(self) -> Result<T, Error> {
+        let mut result = self.0.result.lock();
+        loop {
+            if let Some(result) = result.take() {
+                return result;
+            }
+            self.0.changed.wait(&mut result);
+        }
+    }
+}
+
+impl Mover {
+    /// Starts the thread and opens the provider in it; gives back the address of the endpoint.
+    pub(crate) fn start<F: Fabric>(
+        name: &str,
+        open: impl FnOnce() -> Result<F, Error> + Send + 'static,
+    ) -> Result<(Self, Bytes), Error> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::system("eventfd", errno))?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue::default()),
+            ended: Condvar::new(),
+            wake,
+            death: StopSignal::new()?,
+            failure: Mutex::new(None),
+            known: Mutex::new(Vec::new()),
+            is_clean: AtomicBool::new(true),
+        });
+        let (answer, address) = promise();
+        let inside = Arc::clone(&shared);
+        let body = move || {
+            let end = AtEnd(Arc::clone(&inside));
+            let opened = open().and_then(|mut fabric| {
+                let address = fabric.address()?;
+                Ok((fabric, address))
+            });
+            match opened {
+                Ok((fabric, address)) => {
+                    answer.give(Ok(address));
+                    Worker::new(fabric, &inside).run();
+                }
+                Err(error) => answer.give(Err(error)),
+            }
+            drop(end);
+        };
+        let spawned = thread::Builder::new().name(name.into()).spawn(body);
+        let thread = spawned.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            Error::from(ErrorKind::System {
+                call: "clone",
+                errno,
+            })
+        })?;
+        let mover = Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        };
+        let address = address.wait()?;
+        Ok((mover, address))
+    }
+
+    /// What other threads see.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Ends the thread and waits for that: nothing of the provider is left afterwards.
+    pub(crate) fn stop(&self) {
+        self.shared.queue.lock().is_stopping = true;
+        self.shared.raise();
+        let mut queue = self.shared.queue.lock();
+        while !queue.has_ended {
+            self.shared.ended.wait(&mut queue);
+        }
+        drop(queue);
+        let taken = self.thread.lock().take();
+        if let Some(handle) = taken {
+            // A panic of the thread was reported by its own hook.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn raise(&self) {
+        // Fails only when the counter is full, and then it is readable already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, Error> {
+        let (answer, promise) = promise();
+        let command = command(answer);
+        {
+            let mut queue = self.queue.lock();
+            if queue.is_stopping || queue.has_ended {
+                // Dropped outside of the lock, and answered by that.
+                drop(queue);
+                drop(command);
+                return self.closed().and_then(|()| promise.wait());
+            }
+            queue.commands.push_back(command);
+        }
+        self.raise();
+        promise.wait()
+    }
+
+    /// An error, if the provider has failed.
+    fn closed(&self) -> Result<(), Error> {
+        match &*self.failure.lock() {
+            Some(failure) => Err(failure.clone().lost()),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the endpoint of the peer known, with the keys of its regions.
+    pub(crate) fn connect(
+        &self,
+        address: Bytes,
+        keys: Vec<Bytes>,
+        targets: Arc<Targets>,
+    ) -> Result<(), Error> {
+        self.ask(|answer| Command::Connect(address, keys, targets, answer))
+    }
+
+    /// Registers memory, and keeps it until [`Shared::forget`] or the end of the thread.
+    pub(crate) fn register(&self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
+        let known = Known {
+            region: id,
+            base: memory.base_ptr() as usize,
+            len_bytes: memory.len_bytes() as usize,
+        };
+        let key = self.ask(|answer| Command::Register(id, memory, answer))?;
+        self.known.lock().push(known);
+        Ok(key)
+    }
+
+    /// The first of these stretches that is not registered.
+    pub(crate) fn unknown(&self, runs: &[SlotRun]) -> Option<SlotRun> {
+        let known = self.known.lock();
+        let mut home: Option<&Known> = None;
+        for run in runs {
+            let bytes = (run.slot_count - 1) * run.stride_bytes + run.slot_bytes;
+            let holds = |one: &&Known| one.holds(run.base as usize, bytes);
+            home = home.filter(holds).or_else(|| known.iter().find(holds));
+            if home.is_none() {
+                return Some(*run);
+            }
+        }
+        None
+    }
+
+    /// Moves all of it; the peer has it in its memory, or this side in its own, when this returns `Ok`. On
+    /// an error nothing of it is moved any more by this side.
+    pub(crate) fn transfer(&self, transfer: Transfer) -> Result<(), Error> {
+        self.ask(|answer| Command::Move(transfer, answer))
+    }
+
+    /// Why the thread has ended by itself.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.failure.lock().clone()
+    }
+
+    /// Readable once the thread has ended.
+    pub(crate) fn death(&self) -> BorrowedFd<'_> {
+        self.death.as_fd()
+    }
+
+    /// Whether the provider's objects are gone.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.queue.lock().has_ended
+    }
+
+    /// Whether every transfer was over when the thread ended.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.is_clean.load(Ordering::Acquire)
+    }
+}
+
+impl Registrar for Shared {
+    fn forget(&self, region: RegionId) {
+        self.known.lock().retain(|known| known.region != region);
+        // An error: the thread has ended, and has forgotten everything.
+        let _ = self.ask(|answer| Command::Forget(region, answer));
+    }
+
+    fn is_over(&self) -> bool {
+        self.has_ended()
+    }
+}
+
+/// However the thread ends, it is known.
+struct AtEnd(Arc<Shared>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        let shared = &self.0;
+        if thread::panicking() {
+            shared.is_clean.store(false, Ordering::Release);
+        }
+        let left = {
+            let mut queue = shared.queue.lock();
+            queue.has_ended = true;
+            shared.ended.notify_all();
+            std::mem::take(&mut queue.commands)
+        };
+        drop(left);
+        shared.death.raise();
+    }
+}
+
+struct Registration {
+    known: Known,
+    handle: usize,
+    /// Mapped as long as it is registered.
+    _memory: Arc<Memory>,
+}
+
+enum Phase {
+    Posting(Cursor),
+    /// Everything is posted.
+    Draining,
+    /// Everything is done on this side.
+    Flushing,
+}
+
+struct Running {
+    transfer: Transfer,
+    phase: Phase,
+    answer: Answer<()>,
+}
+
+struct Worker<'a, F> {
+    fabric: F,
+    shared: &'a Shared,
+    regions: BTreeMap<RegionId, Registration>,
+    targets: Option<Arc<Targets>>,
+    waiting: VecDeque<(Transfer, Answer<()>)>,
+    running: Option<Running>,
+}
+
+impl<'a, F: Fabric> Worker<'a, F> {
+    fn new(fabric: F, shared: &'a Shared) -> Self {
+        Self {
+            fabric,
+            shared,
+            regions: BTreeMap::new(),
+            targets: None,
+            waiting: VecDeque::new(),
+            running: None,
+        }
+    }
+
+    /// Until it is told to stop, or the provider fails.
+    fn run(mut self) {
+        let failed = loop {
+            let (commands, is_stopping) = {
+                let mut queue = self.shared.queue.lock();
+                (std::mem::take(&mut queue.commands), queue.is_stopping)
+            };
+            if is_stopping {
+                break None;
+            }
+            for command in commands {
+                self.execute(command);
+            }
+            let turned = self.turn().and_then(|has_moved| match has_moved {
+                true => Ok(()),
+                false => self.sleep(),
+            });
+            if let Err(failure) = turned {
+                break Some(failure);
+            }
+        };
+        self.end(failed);
+    }
+
+    /// Takes the provider apart, and only then says how the transfer ended.
+    fn end(mut self, failed: Option<Failure>) {
+        let is_clean = self.running.is_none() && self.fabric.pending() == 0;
+        self.shared.is_clean.store(is_clean, Ordering::Release);
+        self.shared.failure.lock().clone_from(&failed);
+        let answers = self.running.take().map(|running| running.answer);
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let answers: Vec<_> = answers.into_iter().chain(waiting.map(|w| w.1)).collect();
+        drop(self.fabric);
+        drop(self.regions);
+        for answer in answers {
+            answer.give(Err(match &failed {
+                Some(failure) => failure.clone().lost(),
+                None => ErrorKind::Closed.into(),
+            }));
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Connect(address, keys, targets, answer) => {
+                self.targets = Some(targets);
+                answer.give(self.fabric.connect(&address, &keys).map_err(Into::into));
+            }
+            Command::Register(id, memory, answer) => answer.give(self.register(id, memory)),
+            Command::Forget(id, answer) => {
+                let known = self.regions.remove(&id);
+                let result = known.map_or(Ok(()), |known| self.fabric.unregister(known.handle));
+                answer.give(result.map_err(Into::into));
+            }
+            Command::Move(transfer, answer) => self.waiting.push_back((transfer, answer)),
+        }
+    }
+
+    fn register(&mut self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
+        let (handle, key) = self.fabric.register(&memory)?;
+        let registration = Registration {
+            known: Known {
+                region: id,
+                base: memory.base_ptr() as usize,
+                len_bytes: memory.len_bytes() as usize,
+            },
+            handle,
+            _memory: memory,
+        };
+        if let Some(former) = self.regions.insert(id, registration) {
+            self.fabric.unregister(former.handle)?;
+        }
+        Ok(key)
+    }
+
+    /// One round; whether anything has moved.
+    fn turn(&mut self) -> Result<bool, Failure> {
+        let mut has_moved = self.fabric.progress()?;
+        if self.running.is_none()
+            && let Some((transfer, answer)) = self.waiting.pop_front()
+        {
+            let cursor = Cursor::new(transfer.is_read, self.fabric.largest_bytes());
+            self.running = Some(Running {
+                transfer,
+                phase: Phase::Posting(cursor),
+                answer,
+            });
+        }
+        let Some(running) = &mut self.running else {
+            return Ok(has_moved);
+        };
+        if let Phase::Posting(cursor) = &mut running.phase {
+            let Some(targets) = &self.targets else {
+                return Err(Failure::inside(F::KIND, "transfer before the connection"));
+            };
+            has_moved |= post(
+                &mut self.fabric,
+                &self.regions,
+                targets,
+                &running.transfer.runs,
+                cursor,
+            )?;
+            if cursor.is_at_end() {
+                running.phase = Phase::Draining;
+            }
+        }
+        self.finish(has_moved)
+    }
+
+    /// The steps after the last request was posted.
+    fn finish(&mut self, mut has_moved: bool) -> Result<bool, Failure> {
+        let Some(running) = &mut self.running else {
+            return Ok(has_moved);
+        };
+        if matches!(running.phase, Phase::Draining) && self.fabric.pending() == 0 {
+            has_moved = true;
+            running.phase = Phase::Flushing;
+            if !running.transfer.is_read {
+                self.fabric.flush()?;
+            }
+        }
+        let is_over = matches!(running.phase, Phase::Flushing) && self.fabric.pending() == 0;
+        if is_over && let Some(running) = self.running.take() {
+            running.answer.give(Ok(()));
+            return Ok(true);
+        }
+        Ok(has_moved)
+    }
+
+    /// Until the provider or a command wakes it.
+    fn sleep(&mut self) -> Result<(), Failure> {
+        if !self.fabric.arm()? {
+            return Ok(());
+        }
+        let nap = self.running.is_some().then(|| timespec(NAP));
+        let event = self.fabric.event_fd();
+        let mut fds = [
+            PollFd::new(&event, PollFlags::IN),
+            PollFd::new(&self.shared.wake, PollFlags::IN),
+        ];
+        match poll(&mut fds, nap.as_ref()) {
+            // An error of poll leads back to the queue and the provider, too.
+            Ok(_) | Err(Errno::INTR) | Err(_) => {}
+        }
+        if !fds[1].revents().is_empty() {
+            let mut counter = [0u8; 8];
+            // Nothing to read: another round.
+            let _ = rustix::io::read(&self.shared.wake, &mut counter);
+        }
+        Ok(())
+    }
+}
+
+/// Posts what the window and the provider take.
+fn post<F: Fabric>(
+    fabric: &mut F,
+    regions: &BTreeMap<RegionId, Registration>,
+    targets: &Targets,
+    runs: &RunPairs,
+    cursor: &mut Cursor,
+) -> Result<bool, Failure> {
+    let mut has_moved = false;
+    let mut home: Option<&Registration> = None;
+    while fabric.pending() < WINDOW {
+        let next = cursor.next(runs, targets);
+        let next = next.map_err(|error| Failure::inside(F::KIND, error.to_string()))?;
+        let Some(request) = next else { break };
+        let found = match home {
+            Some(home) if home.known.holds(request.local as usize, request.bytes) => home,
+            _ => {
+                let mut all = regions.values();
+                let found = all.find(|one| one.known.holds(request.local as usize, request.bytes));
+                found.ok_or_else(|| Failure::inside(F::KIND, "local memory is not registered"))?
+            }
+        };
+        home = Some(found);
+        if !fabric.post(&request, found.handle)? {
+            cursor.put_back(request);
+            break;
+        }
+        has_moved = true;
+    }
+    Ok(has_moved)
+}
+
+impl Known {
+    fn holds(&self, address: usize, bytes: usize) -> bool {
+        let offset = address.wrapping_sub(self.base);
+        offset < self.len_bytes && bytes <= self.len_bytes - offset
+    }
+}
