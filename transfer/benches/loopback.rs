@@ -199,7 +199,20 @@ fn main() {
         format!("\"memcpy_gbps\":{:.3}", gbps(copy)),
     ];
     eprintln!("{bytes} bytes, memcpy {:.2} GB/s", gbps(copy));
-    for (name, address) in [("local", None), ("shm", Some(&shm)), ("tcp", Some(&tcp))] {
+    let mut all = vec![("local", None), ("shm", Some(shm)), ("tcp", Some(tcp))];
+    for (name, text) in [
+        ("ucx", "ucx:127.0.0.1:0"),
+        ("libfabric", "libfabric:127.0.0.1:0"),
+    ] {
+        let address = Address::resolve(text).expect("a numeric address").remove(0);
+        let probe = Agent::builder("probe").build().expect("an agent");
+        match probe.listen(&address) {
+            Ok(_) => all.push((name, Some(address))),
+            Err(error) => eprintln!("{name}: left out, {error}"),
+        }
+    }
+    for (name, address) in &all {
+        let address = address.as_ref();
         let seconds = hand_off_seconds(address);
         eprintln!(
             "{name}: {:.2} GB/s, {:.2} of memcpy",

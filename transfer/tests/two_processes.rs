@@ -1,5 +1,5 @@
 //! What only two processes can show: a peer that is killed is proven dead, a peer that is stopped is not
-//! dead and nothing changes until it goes on. On shared memory and on TCP.
+//! dead and nothing changes until it goes on. On every transport that is there.
 //!
 //! The second process is this executable again, asked for the one test `child`, with its role in the
 //! environment.
@@ -200,6 +200,16 @@ fn each_transport(name: &str, body: impl Fn(&Address)) {
         std::process::id()
     )));
     body(&Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    for address in ["ucx:127.0.0.1:0", "libfabric:127.0.0.1:0"] {
+        let address = &Address::resolve(address).unwrap()[0];
+        match Agent::builder("probe").build().unwrap().listen(address) {
+            Ok(_) => body(address),
+            Err(error) if matches!(error.kind(), ErrorKind::BackendUnavailable { .. }) => {
+                println!("SKIP: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 /// The role of the second process; nothing in the first one.
@@ -208,10 +218,7 @@ fn child() {
     let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else {
         return;
     };
-    let address = match address.split_once(':').unwrap() {
-        ("shm", name) => Address::Shm(name.to_owned()),
-        (_, socket) => Address::Tcp(socket.parse().unwrap()),
-    };
+    let address = Address::resolve(&address).unwrap().remove(0);
     let here = side("child");
     let peer = here.agent.connect(&address, soon()).unwrap();
     match role.as_str() {
@@ -369,8 +376,11 @@ fn a_stopped_reader_changes_nothing_and_gets_everything_later() {
         let last = handles.last().unwrap();
         let status = last.wait(a_while());
         // Mapped memory needs no reader; a socket does.
-        let is_tcp = matches!(address, Address::Tcp(_));
-        assert!(matches!(status, Status::InFlight) == is_tcp, "{status:?}");
+        let is_mapped = matches!(address, Address::Shm(_));
+        assert!(
+            matches!(status, Status::InFlight) != is_mapped,
+            "{status:?}"
+        );
         assert!(
             here.agent.next_event(Deadline::now()).is_none(),
             "a stopped peer is not dead"

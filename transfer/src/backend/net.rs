@@ -301,7 +301,7 @@ fn check_backend(address: &Address, host: &dyn LinkHost) -> Result<(), Error> {
         #[cfg(not(feature = "one-sided"))]
         backend @ (BackendKind::Ucx | BackendKind::Libfabric) => {
             let _ = host;
-            let tried = vec![format!("this build, which has no feature `{backend}`")];
+            let tried = vec![format!("this build, which was made without {backend}")];
             Err(ErrorKind::BackendUnavailable { backend, tried }.into())
         }
         _ => Ok(()),

@@ -323,7 +323,9 @@ impl Fabric for Endpoint {
             self.of.check("ucp_ep_rkey_unpack", status)?;
             self.rkeys.push(rkey);
         }
-        Ok(())
+        // Ends when the peer has answered. A peer that goes while the two still connect ends the process
+        // in some versions of UCX; so no connection is in service before.
+        self.flush()
     }
 
     fn register(&mut self, memory: &Memory) -> Result<(usize, LocalKey), Failure> {

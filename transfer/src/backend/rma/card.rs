@@ -4,7 +4,7 @@
 //! ```text
 //! both        greeting: which transport          another one, or none, ends it here
 //! connector   card: address, keys; then listener one after the other, so that nobody writes unread
-//! both        ready                              the peer's card was taken
+//! connector   ready; then listener               its endpoint has reached the other one
 //! ```
 
 use bytes::Bytes;
@@ -153,9 +153,13 @@ impl Exchange<'_> {
         Card::decode(theirs).map_err(|error| self.refuse(format!("card: {error}")))
     }
 
-    /// Both sides have taken the other one's card.
-    pub(crate) fn ready(&mut self) -> Result<(), HandshakeError> {
-        self.send(READY)?;
+    /// The endpoint of this side has reached the peer's.
+    pub(crate) fn say_ready(&mut self) -> Result<(), HandshakeError> {
+        self.send(READY)
+    }
+
+    /// The peer's endpoint has reached this one.
+    pub(crate) fn await_ready(&mut self) -> Result<(), HandshakeError> {
         match self.next()? {
             answer if answer == READY => Ok(()),
             _ => Err(self.refuse("something else instead of the last word".into())),

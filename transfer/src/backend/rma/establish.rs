@@ -6,15 +6,20 @@ use super::card::{Card, Exchange, Key};
 use super::link::{Parts, RmaLink};
 use super::mover::Mover;
 use super::requests::Targets;
+use crate::agent::auth::Side;
 use crate::agent::metadata::AgentMetadata;
 use crate::backend::channel::Channel;
 use crate::backend::handshake::HandshakeError;
 use crate::backend::socket::{FrameReader, Socket};
 use crate::backend::{BackendKind, Link};
 use crate::config::OneSided;
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::mem::region::RegionCore;
 use crate::sync::Arc;
+
+/// Time for the endpoints to connect when the handshake has no limit of its own.
+const CONNECT_MS: u64 = 10_000;
 
 /// What a connection over a library needs to know.
 pub(crate) struct Wanted {
@@ -81,7 +86,7 @@ pub(crate) fn available(kind: BackendKind, config: &OneSided) -> Result<(), Erro
 }
 
 fn missing(backend: BackendKind) -> Error {
-    let tried = vec![format!("this build, which has no feature `{backend}`")];
+    let tried = vec![format!("this build, which was made without {backend}")];
     ErrorKind::BackendUnavailable { backend, tried }.into()
 }
 
@@ -122,14 +127,23 @@ pub(crate) fn establish(
     let targets = Targets::new(peer, &theirs).map_err(|reason| exchange.refuse(reason))?;
     let targets = Arc::new(targets);
     let keys = theirs.keys.into_iter().map(|key| key.key).collect();
+    // One after the other: not every library bears two sides that connect to each other at once.
+    if exchange.side == Side::Listener {
+        exchange.await_ready()?;
+    }
+    let deadline = exchange.bounds.deadline;
+    let deadline = deadline.unwrap_or_else(|| Deadline::after_ms(CONNECT_MS));
     let connected = mover
         .shared()
-        .connect(theirs.address, keys, Arc::clone(&targets));
+        .connect(theirs.address, keys, Arc::clone(&targets), deadline);
     if let Err(error) = connected {
         exchange.refuse(error.to_string());
         return Err(Refused::Here(error));
     }
-    exchange.ready()?;
+    exchange.say_ready()?;
+    if exchange.side == Side::Connector {
+        exchange.await_ready()?;
+    }
     Ok(Endpoint {
         mover,
         targets,

@@ -18,6 +18,7 @@ mod establish;
 mod link;
 mod mover;
 mod requests;
+mod worker;
 
 use std::os::fd::BorrowedFd;
 
@@ -39,7 +40,8 @@ pub(crate) trait Fabric {
     const KIND: BackendKind;
     /// How a peer reaches this endpoint.
     fn address(&mut self) -> Result<Bytes, Failure>;
-    /// Makes the endpoint of the peer known, and the keys of its regions by their place.
+    /// Makes the endpoint of the peer known, and the keys of its regions by their place. What it needs to
+    /// reach the peer counts as a request.
     fn connect(&mut self, address: &[u8], keys: &[Bytes]) -> Result<(), Failure>;
     /// Lets the peer reach `memory`, which stays mapped until it is unregistered. Gives back a handle.
     fn register(&mut self, memory: &Memory) -> Result<(usize, LocalKey), Failure>;

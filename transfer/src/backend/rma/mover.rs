@@ -10,29 +10,24 @@
 //!
 //! Every command is answered: one that is dropped, by the end of the thread or before it, says so.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::requests::{Cursor, Targets};
+use super::requests::Targets;
+use super::worker::Worker;
 use super::{Fabric, Failure};
 use crate::backend::RunPairs;
-use crate::backend::socket::{StopSignal, timespec};
+use crate::backend::socket::StopSignal;
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::ids::RegionId;
 use crate::mem::Memory;
 use crate::mem::region::Registrar;
 use crate::mem::span::SlotRun;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, thread};
-
-/// Requests under way at once.
-const WINDOW: usize = 512;
-/// Longest sleep while a transfer is under way: not every provider tells every event.
-const NAP: Duration = Duration::from_millis(1);
 
 /// What a registration is to a peer: base and key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +42,7 @@ pub(crate) struct Transfer {
     pub(crate) runs: Arc<RunPairs>,
 }
 
-enum Command {
+pub(super) enum Command {
     Connect(Bytes, Vec<Bytes>, Arc<Targets>, Answer<()>),
     Register(RegionId, Arc<Memory>, Answer<LocalKey>),
     Forget(RegionId, Answer<()>),
@@ -76,10 +71,20 @@ pub(crate) struct Shared {
 
 /// A registered stretch of this side's memory.
 #[derive(Clone, Copy)]
-struct Known {
+pub(super) struct Known {
     region: RegionId,
     base: usize,
     len_bytes: usize,
+}
+
+impl Known {
+    pub(super) fn of(region: RegionId, memory: &Memory) -> Self {
+        Self {
+            region,
+            base: memory.base_ptr() as usize,
+            len_bytes: memory.len_bytes() as usize,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -95,7 +100,7 @@ struct Slot<T> {
 }
 
 /// The duty to answer one command.
-struct Answer<T>(Arc<Slot<T>>);
+pub(super) struct Answer<T>(Arc<Slot<T>>);
 
 /// The other end of an [`Answer`].
 struct Promise<T>(Arc<Slot<T>>);
@@ -109,7 +114,7 @@ fn promise<T>() -> (Answer<T>, Promise<T>) {
 }
 
 impl<T> Answer<T> {
-    fn give(self, result: Result<T, Error>) {
+    pub(super) fn give(self, result: Result<T, Error>) {
         self.settle(result);
     }
 
@@ -136,6 +141,22 @@ impl<T> Promise<T> {
                 return result;
             }
             self.0.changed.wait(&mut result);
+        }
+    }
+
+    /// As [`Promise::wait`], until the deadline.
+    fn wait_within(self, what: &'static str, deadline: Deadline) -> Result<T, Error> {
+        let mut result = self.0.result.lock();
+        loop {
+            if let Some(result) = result.take() {
+                return result;
+            }
+            if deadline.has_passed() {
+                let deadline_ms = deadline.allowed_ms();
+                return Err(ErrorKind::DeadlineExceeded { what, deadline_ms }.into());
+            }
+            let until = deadline.instant();
+            self.0.changed.wait_until(&mut result, until);
         }
     }
 }
@@ -219,12 +240,40 @@ impl Drop for Mover {
 }
 
 impl Shared {
+    /// What has been asked since the last time, and whether the thread is to end.
+    pub(super) fn take(&self) -> (VecDeque<Command>, bool) {
+        let mut queue = self.queue.lock();
+        (std::mem::take(&mut queue.commands), queue.is_stopping)
+    }
+
+    /// The thread ends now, cleanly or not, by itself or not.
+    pub(super) fn set_end(&self, is_clean: bool, failed: Option<&Failure>) {
+        self.is_clean.store(is_clean, Ordering::Release);
+        *self.failure.lock() = failed.cloned();
+    }
+
+    /// Readable when something was asked.
+    pub(super) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes what made [`Shared::wake`] readable.
+    pub(super) fn clear_wake(&self) {
+        let mut counter = [0u8; 8];
+        // Nothing to read: another round.
+        let _ = rustix::io::read(&self.wake, &mut counter);
+    }
+
     fn raise(&self) {
         // Fails only when the counter is full, and then it is readable already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, Error> {
+        self.submit(command)?.wait()
+    }
+
+    fn submit<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<Promise<T>, Error> {
         let (answer, promise) = promise();
         let command = command(answer);
         {
@@ -233,12 +282,12 @@ impl Shared {
                 // Dropped outside of the lock, and answered by that.
                 drop(queue);
                 drop(command);
-                return self.closed().and_then(|()| promise.wait());
+                return self.closed().map(|()| promise);
             }
             queue.commands.push_back(command);
         }
         self.raise();
-        promise.wait()
+        Ok(promise)
     }
 
     /// An error, if the provider has failed.
@@ -249,23 +298,21 @@ impl Shared {
         }
     }
 
-    /// Makes the endpoint of the peer known, with the keys of its regions.
+    /// Makes the endpoint of the peer known, with the keys of its regions, and waits until it answers.
     pub(crate) fn connect(
         &self,
         address: Bytes,
         keys: Vec<Bytes>,
         targets: Arc<Targets>,
+        deadline: Deadline,
     ) -> Result<(), Error> {
-        self.ask(|answer| Command::Connect(address, keys, targets, answer))
+        self.submit(|answer| Command::Connect(address, keys, targets, answer))?
+            .wait_within("connection of the endpoint", deadline)
     }
 
     /// Registers memory, and keeps it until [`Shared::forget`] or the end of the thread.
     pub(crate) fn register(&self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
-        let known = Known {
-            region: id,
-            base: memory.base_ptr() as usize,
-            len_bytes: memory.len_bytes() as usize,
-        };
+        let known = Known::of(id, &memory);
         let key = self.ask(|answer| Command::Register(id, memory, answer))?;
         self.known.lock().push(known);
         Ok(key)
@@ -345,235 +392,8 @@ impl Drop for AtEnd {
     }
 }
 
-struct Registration {
-    known: Known,
-    handle: usize,
-    /// Mapped as long as it is registered.
-    _memory: Arc<Memory>,
-}
-
-enum Phase {
-    Posting(Cursor),
-    /// Everything is posted.
-    Draining,
-    /// Everything is done on this side.
-    Flushing,
-}
-
-struct Running {
-    transfer: Transfer,
-    phase: Phase,
-    answer: Answer<()>,
-}
-
-struct Worker<'a, F> {
-    fabric: F,
-    shared: &'a Shared,
-    regions: BTreeMap<RegionId, Registration>,
-    targets: Option<Arc<Targets>>,
-    waiting: VecDeque<(Transfer, Answer<()>)>,
-    running: Option<Running>,
-}
-
-impl<'a, F: Fabric> Worker<'a, F> {
-    fn new(fabric: F, shared: &'a Shared) -> Self {
-        Self {
-            fabric,
-            shared,
-            regions: BTreeMap::new(),
-            targets: None,
-            waiting: VecDeque::new(),
-            running: None,
-        }
-    }
-
-    /// Until it is told to stop, or the provider fails.
-    fn run(mut self) {
-        let failed = loop {
-            let (commands, is_stopping) = {
-                let mut queue = self.shared.queue.lock();
-                (std::mem::take(&mut queue.commands), queue.is_stopping)
-            };
-            if is_stopping {
-                break None;
-            }
-            for command in commands {
-                self.execute(command);
-            }
-            let turned = self.turn().and_then(|has_moved| match has_moved {
-                true => Ok(()),
-                false => self.sleep(),
-            });
-            if let Err(failure) = turned {
-                break Some(failure);
-            }
-        };
-        self.end(failed);
-    }
-
-    /// Takes the provider apart, and only then says how the transfer ended.
-    fn end(mut self, failed: Option<Failure>) {
-        let is_clean = self.running.is_none() && self.fabric.pending() == 0;
-        self.shared.is_clean.store(is_clean, Ordering::Release);
-        self.shared.failure.lock().clone_from(&failed);
-        let answers = self.running.take().map(|running| running.answer);
-        let waiting = std::mem::take(&mut self.waiting).into_iter();
-        let answers: Vec<_> = answers.into_iter().chain(waiting.map(|w| w.1)).collect();
-        drop(self.fabric);
-        drop(self.regions);
-        for answer in answers {
-            answer.give(Err(match &failed {
-                Some(failure) => failure.clone().lost(),
-                None => ErrorKind::Closed.into(),
-            }));
-        }
-    }
-
-    fn execute(&mut self, command: Command) {
-        match command {
-            Command::Connect(address, keys, targets, answer) => {
-                self.targets = Some(targets);
-                answer.give(self.fabric.connect(&address, &keys).map_err(Into::into));
-            }
-            Command::Register(id, memory, answer) => answer.give(self.register(id, memory)),
-            Command::Forget(id, answer) => {
-                let known = self.regions.remove(&id);
-                let result = known.map_or(Ok(()), |known| self.fabric.unregister(known.handle));
-                answer.give(result.map_err(Into::into));
-            }
-            Command::Move(transfer, answer) => self.waiting.push_back((transfer, answer)),
-        }
-    }
-
-    fn register(&mut self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
-        let (handle, key) = self.fabric.register(&memory)?;
-        let registration = Registration {
-            known: Known {
-                region: id,
-                base: memory.base_ptr() as usize,
-                len_bytes: memory.len_bytes() as usize,
-            },
-            handle,
-            _memory: memory,
-        };
-        if let Some(former) = self.regions.insert(id, registration) {
-            self.fabric.unregister(former.handle)?;
-        }
-        Ok(key)
-    }
-
-    /// One round; whether anything has moved.
-    fn turn(&mut self) -> Result<bool, Failure> {
-        let mut has_moved = self.fabric.progress()?;
-        if self.running.is_none()
-            && let Some((transfer, answer)) = self.waiting.pop_front()
-        {
-            let cursor = Cursor::new(transfer.is_read, self.fabric.largest_bytes());
-            self.running = Some(Running {
-                transfer,
-                phase: Phase::Posting(cursor),
-                answer,
-            });
-        }
-        let Some(running) = &mut self.running else {
-            return Ok(has_moved);
-        };
-        if let Phase::Posting(cursor) = &mut running.phase {
-            let Some(targets) = &self.targets else {
-                return Err(Failure::inside(F::KIND, "transfer before the connection"));
-            };
-            has_moved |= post(
-                &mut self.fabric,
-                &self.regions,
-                targets,
-                &running.transfer.runs,
-                cursor,
-            )?;
-            if cursor.is_at_end() {
-                running.phase = Phase::Draining;
-            }
-        }
-        self.finish(has_moved)
-    }
-
-    /// The steps after the last request was posted.
-    fn finish(&mut self, mut has_moved: bool) -> Result<bool, Failure> {
-        let Some(running) = &mut self.running else {
-            return Ok(has_moved);
-        };
-        if matches!(running.phase, Phase::Draining) && self.fabric.pending() == 0 {
-            has_moved = true;
-            running.phase = Phase::Flushing;
-            if !running.transfer.is_read {
-                self.fabric.flush()?;
-            }
-        }
-        let is_over = matches!(running.phase, Phase::Flushing) && self.fabric.pending() == 0;
-        if is_over && let Some(running) = self.running.take() {
-            running.answer.give(Ok(()));
-            return Ok(true);
-        }
-        Ok(has_moved)
-    }
-
-    /// Until the provider or a command wakes it.
-    fn sleep(&mut self) -> Result<(), Failure> {
-        if !self.fabric.arm()? {
-            return Ok(());
-        }
-        let nap = self.running.is_some().then(|| timespec(NAP));
-        let event = self.fabric.event_fd();
-        let mut fds = [
-            PollFd::new(&event, PollFlags::IN),
-            PollFd::new(&self.shared.wake, PollFlags::IN),
-        ];
-        match poll(&mut fds, nap.as_ref()) {
-            // An error of poll leads back to the queue and the provider, too.
-            Ok(_) | Err(Errno::INTR) | Err(_) => {}
-        }
-        if !fds[1].revents().is_empty() {
-            let mut counter = [0u8; 8];
-            // Nothing to read: another round.
-            let _ = rustix::io::read(&self.shared.wake, &mut counter);
-        }
-        Ok(())
-    }
-}
-
-/// Posts what the window and the provider take.
-fn post<F: Fabric>(
-    fabric: &mut F,
-    regions: &BTreeMap<RegionId, Registration>,
-    targets: &Targets,
-    runs: &RunPairs,
-    cursor: &mut Cursor,
-) -> Result<bool, Failure> {
-    let mut has_moved = false;
-    let mut home: Option<&Registration> = None;
-    while fabric.pending() < WINDOW {
-        let next = cursor.next(runs, targets);
-        let next = next.map_err(|error| Failure::inside(F::KIND, error.to_string()))?;
-        let Some(request) = next else { break };
-        let found = match home {
-            Some(home) if home.known.holds(request.local as usize, request.bytes) => home,
-            _ => {
-                let mut all = regions.values();
-                let found = all.find(|one| one.known.holds(request.local as usize, request.bytes));
-                found.ok_or_else(|| Failure::inside(F::KIND, "local memory is not registered"))?
-            }
-        };
-        home = Some(found);
-        if !fabric.post(&request, found.handle)? {
-            cursor.put_back(request);
-            break;
-        }
-        has_moved = true;
-    }
-    Ok(has_moved)
-}
-
 impl Known {
-    fn holds(&self, address: usize, bytes: usize) -> bool {
+    pub(super) fn holds(&self, address: usize, bytes: usize) -> bool {
         let offset = address.wrapping_sub(self.base);
         offset < self.len_bytes && bytes <= self.len_bytes - offset
     }

@@ -1,0 +1,253 @@
+//! What the thread of a [`super::mover::Mover`] does: commands, one transfer at a time, and sleep.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::mover::{Answer, Command, Known, LocalKey, Shared, Transfer};
+use super::requests::{Cursor, Targets};
+use super::{Fabric, Failure};
+use crate::backend::RunPairs;
+use crate::backend::socket::timespec;
+use crate::error::{Error, ErrorKind};
+use crate::ids::RegionId;
+use crate::mem::Memory;
+use crate::sync::Arc;
+
+/// Requests under way at once.
+const WINDOW: usize = 512;
+/// Longest sleep while requests are under way: not every provider tells every event.
+const NAP: Duration = Duration::from_millis(1);
+
+struct Registration {
+    known: Known,
+    handle: usize,
+    /// Mapped as long as it is registered.
+    _memory: Arc<Memory>,
+}
+
+enum Phase {
+    Posting(Cursor),
+    /// Everything is posted.
+    Draining,
+    /// Everything is done on this side.
+    Flushing,
+}
+
+struct Running {
+    transfer: Transfer,
+    phase: Phase,
+    answer: Answer<()>,
+}
+
+pub(super) struct Worker<'a, F> {
+    fabric: F,
+    shared: &'a Shared,
+    regions: BTreeMap<RegionId, Registration>,
+    targets: Option<Arc<Targets>>,
+    /// Told once the peer's endpoint has answered.
+    connecting: Option<Answer<()>>,
+    waiting: VecDeque<(Transfer, Answer<()>)>,
+    running: Option<Running>,
+}
+
+impl<'a, F: Fabric> Worker<'a, F> {
+    pub(super) fn new(fabric: F, shared: &'a Shared) -> Self {
+        Self {
+            fabric,
+            shared,
+            regions: BTreeMap::new(),
+            targets: None,
+            connecting: None,
+            waiting: VecDeque::new(),
+            running: None,
+        }
+    }
+
+    /// Until it is told to stop, or the provider fails.
+    pub(super) fn run(mut self) {
+        let failed = loop {
+            let (commands, is_stopping) = self.shared.take();
+            if is_stopping {
+                break None;
+            }
+            for command in commands {
+                self.execute(command);
+            }
+            let turned = self.turn().and_then(|has_moved| match has_moved {
+                true => Ok(()),
+                false => self.sleep(),
+            });
+            if let Err(failure) = turned {
+                break Some(failure);
+            }
+        };
+        self.end(failed);
+    }
+
+    /// Takes the provider apart, and only then says how the transfer ended.
+    fn end(mut self, failed: Option<Failure>) {
+        let is_clean = self.running.is_none() && self.fabric.pending() == 0;
+        self.shared.set_end(is_clean, failed.as_ref());
+        let answers = self.running.take().map(|running| running.answer);
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let answers: Vec<_> = (self.connecting.take().into_iter())
+            .chain(answers)
+            .chain(waiting.map(|(_, answer)| answer))
+            .collect();
+        drop(self.fabric);
+        drop(self.regions);
+        for answer in answers {
+            answer.give(Err(match &failed {
+                Some(failure) => failure.clone().lost(),
+                None => ErrorKind::Closed.into(),
+            }));
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Connect(address, keys, targets, answer) => {
+                self.targets = Some(targets);
+                match self.fabric.connect(&address, &keys) {
+                    Ok(()) => self.connecting = Some(answer),
+                    Err(failure) => answer.give(Err(failure.into())),
+                }
+            }
+            Command::Register(id, memory, answer) => answer.give(self.register(id, memory)),
+            Command::Forget(id, answer) => {
+                let known = self.regions.remove(&id);
+                let result = known.map_or(Ok(()), |known| self.fabric.unregister(known.handle));
+                answer.give(result.map_err(Into::into));
+            }
+            Command::Move(transfer, answer) => self.waiting.push_back((transfer, answer)),
+        }
+    }
+
+    fn register(&mut self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
+        let (handle, key) = self.fabric.register(&memory)?;
+        let registration = Registration {
+            known: Known::of(id, &memory),
+            handle,
+            _memory: memory,
+        };
+        if let Some(former) = self.regions.insert(id, registration) {
+            self.fabric.unregister(former.handle)?;
+        }
+        Ok(key)
+    }
+
+    /// One round; whether anything has moved.
+    fn turn(&mut self) -> Result<bool, Failure> {
+        let mut has_moved = self.fabric.progress()?;
+        if self.fabric.pending() == 0
+            && let Some(answer) = self.connecting.take()
+        {
+            answer.give(Ok(()));
+        }
+        if self.running.is_none()
+            && let Some((transfer, answer)) = self.waiting.pop_front()
+        {
+            let cursor = Cursor::new(transfer.is_read, self.fabric.largest_bytes());
+            self.running = Some(Running {
+                transfer,
+                phase: Phase::Posting(cursor),
+                answer,
+            });
+        }
+        let Some(running) = &mut self.running else {
+            return Ok(has_moved);
+        };
+        if let Phase::Posting(cursor) = &mut running.phase {
+            let Some(targets) = &self.targets else {
+                return Err(Failure::inside(F::KIND, "transfer before the connection"));
+            };
+            has_moved |= post(
+                &mut self.fabric,
+                &self.regions,
+                targets,
+                &running.transfer.runs,
+                cursor,
+            )?;
+            if cursor.is_at_end() {
+                running.phase = Phase::Draining;
+            }
+        }
+        self.finish(has_moved)
+    }
+
+    /// The steps after the last request was posted.
+    fn finish(&mut self, mut has_moved: bool) -> Result<bool, Failure> {
+        let Some(running) = &mut self.running else {
+            return Ok(has_moved);
+        };
+        if matches!(running.phase, Phase::Draining) && self.fabric.pending() == 0 {
+            has_moved = true;
+            running.phase = Phase::Flushing;
+            if !running.transfer.is_read {
+                self.fabric.flush()?;
+            }
+        }
+        let is_over = matches!(running.phase, Phase::Flushing) && self.fabric.pending() == 0;
+        if is_over && let Some(running) = self.running.take() {
+            running.answer.give(Ok(()));
+            return Ok(true);
+        }
+        Ok(has_moved)
+    }
+
+    /// Until the provider or a command wakes it.
+    fn sleep(&mut self) -> Result<(), Failure> {
+        if !self.fabric.arm()? {
+            return Ok(());
+        }
+        let nap = (self.fabric.pending() > 0).then(|| timespec(NAP));
+        let (event, wake) = (self.fabric.event_fd(), self.shared.wake());
+        let mut fds = [
+            PollFd::new(&event, PollFlags::IN),
+            PollFd::new(&wake, PollFlags::IN),
+        ];
+        match poll(&mut fds, nap.as_ref()) {
+            // An error of poll leads back to the queue and the provider, too.
+            Ok(_) | Err(Errno::INTR) | Err(_) => {}
+        }
+        if !fds[1].revents().is_empty() {
+            self.shared.clear_wake();
+        }
+        Ok(())
+    }
+}
+
+/// Posts what the window and the provider take.
+fn post<F: Fabric>(
+    fabric: &mut F,
+    regions: &BTreeMap<RegionId, Registration>,
+    targets: &Targets,
+    runs: &RunPairs,
+    cursor: &mut Cursor,
+) -> Result<bool, Failure> {
+    let mut has_moved = false;
+    let mut home: Option<&Registration> = None;
+    while fabric.pending() < WINDOW {
+        let next = cursor.next(runs, targets);
+        let next = next.map_err(|error| Failure::inside(F::KIND, error.to_string()))?;
+        let Some(request) = next else { break };
+        let found = match home {
+            Some(home) if home.known.holds(request.local as usize, request.bytes) => home,
+            _ => {
+                let mut all = regions.values();
+                let found = all.find(|one| one.known.holds(request.local as usize, request.bytes));
+                found.ok_or_else(|| Failure::inside(F::KIND, "local memory is not registered"))?
+            }
+        };
+        home = Some(found);
+        if !fabric.post(&request, found.handle)? {
+            cursor.put_back(request);
+            break;
+        }
+        has_moved = true;
+    }
+    Ok(has_moved)
+}
