@@ -125,7 +125,7 @@ fn late_write(is_broken: bool) {
     done(&Local, &handle);
     assert!(b.holds(5, 3), "the late write hit the page");
     if !is_broken {
-        draining.writer_quiet(WRITER);
+        assert!(draining.writer_answered(from_a, WRITER));
         assert!(draining.wait(patience()).is_ok());
         assert!(FlightLedger::wait(&ledger, patience()).is_some());
     }

@@ -14,13 +14,13 @@ mod link_tests;
 pub(crate) mod local;
 #[cfg(not(kv_loom))]
 pub(crate) mod net;
-#[cfg(all(feature = "one-sided", not(kv_loom)))]
-#[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
-pub(crate) mod rma;
 #[cfg(not(kv_loom))]
 mod parts;
 #[cfg(not(kv_loom))]
 mod reads;
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+#[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
+pub(crate) mod rma;
 #[cfg(not(kv_loom))]
 #[allow(unsafe_code)]
 pub(crate) mod shm;

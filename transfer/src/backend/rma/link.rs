@@ -9,6 +9,7 @@ use crate::backend::channel::{self, Channel, Receiver, Reception, misplaced};
 use crate::backend::socket::{Bounds, FrameReader, StreamEnd};
 use crate::backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce};
 use crate::deadline::Deadline;
+use crate::engine::Op;
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
@@ -171,12 +172,12 @@ impl Link for RmaLink {
         self.shared.targets.check(&op.runs)?;
         self.register_late(op)?;
         let transfer = Transfer {
-            is_read: false,
+            is_read: op.op == Op::Read,
             runs: Arc::clone(&op.runs),
         };
         self.shared.mover.shared().transfer(transfer)?;
         let level = Visibility::RemoteVisible;
-        if let Some(arrival) = &op.arrival {
+        if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {
             self.announce(arrival, level)?;
         }
         Ok(Posted::Done(level))
