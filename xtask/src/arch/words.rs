@@ -8,7 +8,7 @@ use super::sources::Source;
 const MAX_LINES: usize = 600;
 
 /// Files, or folders when they end in `/`, in which `unsafe` may stand.
-const UNSAFE_FILES: [&str; 15] = [
+const UNSAFE_FILES: [&str; 17] = [
     "transfer/src/mem/",
     "transfer/src/backend/shm.rs",
     "transfer/src/backend/ucx.rs",
