@@ -191,7 +191,16 @@ impl World {
         };
         barrier.arm().unwrap();
         for (rank, sender) in self.senders.iter_mut().enumerate() {
-            sender.post(epoch, rank, &slots);
+            for (index, handle) in sender.post(epoch, rank, &slots) {
+                if let Status::Done(_) = handle.wait(Deadline::now()) {
+                    let seen = self.receiver.read(slots[index]);
+                    assert_eq!(
+                        seen,
+                        pattern(epoch, index as u16),
+                        "epoch {epoch} is done before its bytes are there"
+                    );
+                }
+            }
         }
         let state = State::Open(expectation);
         let flight = Flight {
@@ -399,8 +408,9 @@ fn check_gates(receiver: &Node, flight: &mut Flight) {
 }
 
 impl Sender {
-    /// Posts one chunk per stage, from its own source slots.
-    fn post(&mut self, epoch: u64, rank: usize, slots: &[u32]) {
+    /// Posts one chunk per stage, from its own source slots; what it posted, by index.
+    fn post(&mut self, epoch: u64, rank: usize, slots: &[u32]) -> Vec<(usize, TransferHandle)> {
+        let mut posted = Vec::new();
         let ledger = FlightLedger::new(Epoch(epoch));
         let used: BTreeSet<u32> = self.busy.values().flatten().copied().collect();
         let mut sources = (0..SLOT_COUNT).filter(|slot| !used.contains(slot));
@@ -417,11 +427,16 @@ impl Sender {
             let mut remote = DescriptorList::remote(info.incarnation);
             local.push(self.node.region.pools()[0], &[source]);
             remote.push(info.pools[0].pool, &[slots[index]]);
-            let prepared = self
-                .node
-                .agent
-                .prepare(Op::Write, &local, &remote, self.to_receiver);
-            let Ok(transfer) = prepared else { continue };
+            let prepare = |remote| {
+                let agent = &self.node.agent;
+                agent.prepare(Op::Write, &local, remote, self.to_receiver)
+            };
+            let mut former = DescriptorList::remote(Incarnation(info.incarnation.0 ^ 1));
+            former.push(info.pools[0].pool, &[slots[index]]);
+            assert!(prepare(&former).is_err(), "slots of another life are taken");
+            let Ok(transfer) = prepare(&remote) else {
+                continue;
+            };
             let arrival = Arrival {
                 epoch: Epoch(epoch),
                 tickets: vec![(StageId(stage), ChunkId(rank as u16))],
@@ -432,13 +447,14 @@ impl Sender {
                 ledger: Some(ledger.clone()),
                 ..PostOptions::default()
             };
-            let _ = self
-                .node
-                .agent
-                .post(&transfer, SourceReady::host_written(), options);
+            let agent = &self.node.agent;
+            if let Ok(handle) = agent.post(&transfer, SourceReady::host_written(), options) {
+                posted.push((index, handle));
+            }
         }
         self.ledgers.insert(epoch, ledger);
         self.busy.insert(epoch, taken);
+        posted
     }
 
     /// Closes aborted flights and answers once they are quiet; gives sources back against the proof.

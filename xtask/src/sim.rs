@@ -33,12 +33,30 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
     for line in &summary.violations {
         println!("{line}");
     }
+    if let Some(id) = &args.mutant {
+        println!("{}", finding(id, args, &summary.violations));
+    }
     println!(
         "sim: {} seeds, {} violations",
         args.seeds,
         summary.violations.len()
     );
     Ok(Outcome::found_if(!summary.violations.is_empty()))
+}
+
+/// Which seed noticed the mutant first.
+fn finding(id: &str, args: &Args, violations: &[String]) -> String {
+    let seed_of = |line: &String| {
+        let rest = line.split_once("seed=")?.1;
+        rest.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    match violations.iter().filter_map(seed_of).min() {
+        Some(seed) => {
+            let count = seed - args.seed + 1;
+            format!("mutant {id}: found by seed {seed}, after {count} seeds")
+        }
+        None => format!("mutant {id}: not found"),
+    }
 }
 
 /// A simulated world: a test binary that runs seeds and says what it found.

@@ -323,17 +323,12 @@ impl Sending {
         ends
     }
 
-    /// The post of a segment; the rows of a layer are computed before its first one.
+    /// The post of a segment; the rows of a layer are computed before its first one. Before that, this
+    /// sender is impatient: it tries with a witness of one row, and posts if that is taken.
     fn prepare(&mut self, node: &Node, layer: LayerId, segment: u32) -> Option<KvPost> {
         let (epoch, table) = self.target.as_ref()?;
         let (lease, plan) = (self.lease.as_mut()?, self.plan.as_ref()?);
         let peer = node.agent.peer(node.peer_of(self.receiver)?)?;
-        if !self.written.contains_key(&layer) {
-            let content = content(self.decoder_life, epoch.0);
-            fill_layer(&node.pools, lease, layer, self.tokens, content);
-            let written = lease.commit_layer(layer, 0..self.tokens).unwrap();
-            self.written.insert(layer, written);
-        }
         let pools: Vec<_> = peer.pools.iter().map(|pool| pool.pool).collect();
         let target = PostTarget {
             incarnation: peer.incarnation,
@@ -343,6 +338,18 @@ impl Sending {
             room: self.room,
             verify: VerifyMode::Off,
         };
+        if !self.written.contains_key(&layer) && self.tokens > 1 {
+            let early = lease.commit_layer(layer, 0..1).unwrap();
+            if let Ok(post) = plan.post(&node.pools, segment, &early, &target) {
+                return Some(post);
+            }
+        }
+        if !self.written.contains_key(&layer) {
+            let content = content(self.decoder_life, epoch.0);
+            fill_layer(&node.pools, lease, layer, self.tokens, content);
+            let written = lease.commit_layer(layer, 0..self.tokens).unwrap();
+            self.written.insert(layer, written);
+        }
         let post = plan
             .post(&node.pools, segment, &self.written[&layer], &target)
             .unwrap();
