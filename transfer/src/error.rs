@@ -109,6 +109,21 @@ pub enum ErrorKind {
     },
     /// A system call failed.
     System { call: &'static str, errno: i32 },
+    /// The kernel stopped copying between the two processes.
+    CopyFailed {
+        call: &'static str,
+        errno: i32,
+        moved_bytes: u64,
+        bytes: u64,
+    },
+    /// The memory of the process at that address is out of reach. Without an errno another process
+    /// answered to its number; without a scope the kernel has no Yama.
+    ProbeFailed {
+        address: String,
+        pid: i32,
+        errno: Option<i32>,
+        ptrace_scope: Option<u32>,
+    },
     /// Another socket is bound there.
     AddressInUse { address: String },
     /// An address beyond this host needs an authentication token.
@@ -350,6 +365,40 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{asked_bytes} bytes asked, {available_bytes} available")
             }
             Self::System { call, errno } => write!(f, "{call} failed with errno {errno}"),
+            Self::CopyFailed {
+                call,
+                errno,
+                moved_bytes,
+                bytes,
+            } => {
+                let text = std::io::Error::from_raw_os_error(*errno);
+                write!(
+                    f,
+                    "{call} failed after {moved_bytes} of {bytes} bytes: {text}"
+                )
+            }
+            Self::ProbeFailed {
+                address,
+                pid,
+                errno,
+                ptrace_scope,
+            } => {
+                write!(
+                    f,
+                    "the memory of process {pid} behind {address} cannot be read"
+                )?;
+                match errno {
+                    Some(errno) => {
+                        let text = std::io::Error::from_raw_os_error(*errno);
+                        write!(f, ": process_vm_readv: {text}")?;
+                    }
+                    None => f.write_str(": another process has its number here")?,
+                }
+                match ptrace_scope {
+                    Some(scope) => write!(f, "; kernel.yama.ptrace_scope is {scope}"),
+                    None => f.write_str("; the kernel has no Yama"),
+                }
+            }
             Self::AddressInUse { address } => write!(f, "address {address} is in use"),
             Self::AuthRequired { address } => {
                 write!(

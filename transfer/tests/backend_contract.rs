@@ -75,10 +75,7 @@ impl Backend for Shm {
     }
 
     fn connect(&self, a: &Agent, b: &Agent) -> (PeerId, PeerId) {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("kvgate-contract-{}-{number}", std::process::id());
-        connect_to(self, a, b, &Address::Shm(name))
+        connect_to(self, a, b, &Address::Shm(unused_name()))
     }
 }
 
@@ -152,6 +149,33 @@ mod given {
 #[cfg(feature = "ucx")]
 library!(Ucx, ucx);
 
+/// Copies by the kernel, of memory that nobody else maps.
+struct Cma;
+
+impl Backend for Cma {
+    fn new() -> Self {
+        Self
+    }
+
+    fn agent(&self, name: &str, config: TransferConfig) -> Agent {
+        Local.agent(name, config)
+    }
+
+    fn memory(&self, len_bytes: u64) -> Memory {
+        Memory::host(len_bytes).unwrap()
+    }
+
+    fn connect(&self, a: &Agent, b: &Agent) -> (PeerId, PeerId) {
+        connect_to(self, a, b, &Address::Cma(unused_name()))
+    }
+}
+
+fn unused_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("kvgate-contract-{}-{number}", std::process::id())
+}
+
 fn connect_to(backend: &impl Backend, a: &Agent, b: &Agent, address: &Address) -> (PeerId, PeerId) {
     let bound = b.listen(address).unwrap();
     let b_at_a = a.connect(&bound, patience()).unwrap();
@@ -200,3 +224,4 @@ contract!(tcp, Tcp);
 #[cfg(feature = "ucx")]
 contract!(ucx, Ucx);
 contract!(shm, Shm);
+contract!(cma, Cma);

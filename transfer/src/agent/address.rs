@@ -7,7 +7,7 @@ use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind};
 
 /// Longest name of an abstract Unix socket.
-const SHM_NAME_LIMIT_BYTES: usize = 100;
+const NAME_LIMIT_BYTES: usize = 100;
 
 /// Where an agent listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,8 +15,16 @@ const SHM_NAME_LIMIT_BYTES: usize = 100;
 pub enum Address {
     /// A TCP socket. Port 0 lets the system choose.
     Tcp(SocketAddr),
-    /// The name of an abstract Unix socket: same host, same network namespace, no file.
+    /// The name of an abstract Unix socket: same host, same network namespace, no file. Both sides map
+    /// the other's memory, which has to be [`crate::Memory::shared`].
     Shm(String),
+    /// The same, for memory of any kind: the kernel copies between the processes (`process_vm_writev`,
+    /// `process_vm_readv`). Where it does not let them, the connection is refused with the reason
+    /// ([`ErrorKind::ProbeFailed`]).
+    ///
+    /// Under the Yama setting `ptrace_scope` 1 each side allows the other's process to do this, by
+    /// `PR_SET_PTRACER`; a process that has several such peers has to allow it to every process of its user.
+    Cma(String),
     /// A TCP socket for everything but the payload, which UCX moves. Needs the feature `ucx` and the
     /// library ([`crate::ErrorKind::BackendUnavailable`]).
     ///
@@ -81,7 +89,7 @@ impl Address {
     /// Whether only processes of this host can reach it.
     pub fn is_local(&self) -> bool {
         match self {
-            Self::Shm(_) => true,
+            Self::Shm(_) | Self::Cma(_) => true,
             Self::Tcp(address) | Self::Ucx(address) | Self::Libfabric(address) => {
                 match address.ip() {
                     IpAddr::V4(ip) => ip.is_loopback(),
@@ -95,6 +103,7 @@ impl Address {
     pub(crate) fn at(&self, socket: SocketAddr) -> Self {
         match self {
             Self::Shm(name) => Self::Shm(name.clone()),
+            Self::Cma(name) => Self::Cma(name.clone()),
             Self::Tcp(_) => Self::Tcp(socket),
             Self::Ucx(_) => Self::Ucx(socket),
             Self::Libfabric(_) => Self::Libfabric(socket),
@@ -105,6 +114,7 @@ impl Address {
     pub(crate) fn backend(&self) -> BackendKind {
         match self {
             Self::Shm(_) => BackendKind::Shm,
+            Self::Cma(_) => BackendKind::Cma,
             Self::Tcp(_) => BackendKind::Tcp,
             Self::Ucx(_) => BackendKind::Ucx,
             Self::Libfabric(_) => BackendKind::Libfabric,
@@ -113,18 +123,16 @@ impl Address {
 
     /// Checks the name of a Unix socket.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self {
-            Self::Shm(name)
-                if name.is_empty() || name.len() > SHM_NAME_LIMIT_BYTES || name.contains('\0') =>
-            {
-                Err(ErrorKind::InvalidArgument {
-                    what: "name of a shm address",
-                    value: format!("{name:?}"),
-                }
-                .into())
-            }
-            _ => Ok(()),
+        let (what, name) = match self {
+            Self::Tcp(_) | Self::Ucx(_) | Self::Libfabric(_) => return Ok(()),
+            Self::Shm(name) => ("name of a shm address", name),
+            Self::Cma(name) => ("name of a cma address", name),
+        };
+        if name.is_empty() || name.len() > NAME_LIMIT_BYTES || name.contains('\0') {
+            let value = format!("{name:?}");
+            return Err(ErrorKind::InvalidArgument { what, value }.into());
         }
+        Ok(())
     }
 }
 
@@ -133,6 +141,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Shm(name) => write!(f, "shm:{name}"),
+            Self::Cma(name) => write!(f, "cma:{name}"),
             Self::Ucx(address) => write!(f, "ucx:{address}"),
             Self::Libfabric(address) => write!(f, "libfabric:{address}"),
         }
@@ -200,8 +209,11 @@ mod tests {
     #[test]
     fn shm_names_are_checked() {
         assert!(Address::Shm("x".into()).check().is_ok());
+        assert!(Address::Cma("x".into()).check().is_ok());
         for wrong in [String::new(), "a\0b".into(), "x".repeat(101)] {
-            assert!(Address::Shm(wrong).check().is_err());
+            assert!(Address::Shm(wrong.clone()).check().is_err());
+            let refused = Address::Cma(wrong).check().unwrap_err();
+            assert!(refused.to_string().contains("cma"), "{refused}");
         }
     }
 }

@@ -87,6 +87,21 @@ pub(crate) fn append_memory(
     });
 }
 
+pub(crate) fn append_place(out: &mut Vec<u8>, region: RegionId, generation: u32, address: u64) {
+    append(out, Kind::Place, |out| {
+        out.extend_from_slice(&region.0.to_le_bytes());
+        out.extend_from_slice(&generation.to_le_bytes());
+        out.extend_from_slice(&address.to_le_bytes());
+    });
+}
+
+pub(crate) fn append_probe(out: &mut Vec<u8>, address: u64, nonce: &[u8; 32]) {
+    append(out, Kind::Probe, |out| {
+        out.extend_from_slice(&address.to_le_bytes());
+        out.extend_from_slice(nonce);
+    });
+}
+
 pub(crate) fn append_ready(out: &mut Vec<u8>) {
     append(out, Kind::Ready, |_| {});
 }

@@ -3,14 +3,13 @@
 use crate::{
     agent::address::Address,
     backend::{
-        handshake::SharedRegion,
+        handshake::OwnRegion,
         net::{self, Established, Introduction, LinkHost},
     },
     deadline::Deadline,
     engine::{Described, Engine},
     error::{Error, ErrorKind},
     ids::PeerId,
-    mem::MemoryKind,
     sync::Arc,
 };
 
@@ -62,12 +61,10 @@ impl EngineHost {
 impl LinkHost for EngineHost {
     fn introduction(&self) -> Introduction {
         let described = self.0.describe();
-        let is_shared = |kind| kind == MemoryKind::Shared;
-        let shared = described
+        let regions = described
             .memories
             .iter()
-            .filter(|(_, _, memory)| is_shared(memory.kind()))
-            .map(|(id, generation, memory)| SharedRegion {
+            .map(|(id, generation, memory)| OwnRegion {
                 id: *id,
                 generation: *generation,
                 memory: memory.clone(),
@@ -75,7 +72,7 @@ impl LinkHost for EngineHost {
             .collect();
         Introduction {
             metadata: described.metadata.clone(),
-            shared,
+            regions,
             keep: Box::new(described),
         }
     }

@@ -12,8 +12,9 @@ use bytes::Bytes;
 
 pub(crate) use super::encode::{
     append_ack, append_arrival, append_bye, append_data, append_hello, append_memory,
-    append_message, append_metadata, append_nack, append_no_data, append_progress, append_proof,
-    append_read, append_ready, append_refuse, append_write, check_arrival, check_message,
+    append_message, append_metadata, append_nack, append_no_data, append_place, append_probe,
+    append_progress, append_proof, append_read, append_ready, append_refuse, append_write,
+    check_arrival, check_message,
 };
 use super::fields::Fields;
 pub(crate) use super::fields::WireError;
@@ -55,6 +56,8 @@ pub(crate) enum Kind {
     Memory = 4,
     Ready = 5,
     Refuse = 6,
+    Place = 7,
+    Probe = 8,
     Write = 16,
     Ack = 17,
     Nack = 18,
@@ -76,6 +79,8 @@ impl Kind {
             4 => Self::Memory,
             5 => Self::Ready,
             6 => Self::Refuse,
+            7 => Self::Place,
+            8 => Self::Probe,
             16 => Self::Write,
             17 => Self::Ack,
             18 => Self::Nack,
@@ -94,6 +99,7 @@ impl Kind {
     pub(crate) fn limit_bytes(self) -> usize {
         match self {
             Self::Hello | Self::Proof | Self::Memory | Self::Ready => 64,
+            Self::Place | Self::Probe => 64,
             Self::Ack | Self::Progress | Self::Bye | Self::Data => 64,
             Self::Refuse | Self::Nack | Self::NoData => 16 + REASON_LIMIT_BYTES,
             Self::Metadata => METADATA_LIMIT_BYTES,
@@ -200,6 +206,17 @@ pub(crate) enum Frame {
     /// The sender has accepted everything it was told.
     Ready,
     Refuse(Refusal),
+    /// Where a region lies in the memory of the sender.
+    Place {
+        region: RegionId,
+        generation: u32,
+        address: u64,
+    },
+    /// What stands at an address of the sender, for the receiver to read there.
+    Probe {
+        address: u64,
+        nonce: [u8; 32],
+    },
     Write(WriteHead),
     Ack {
         op: OpId,
@@ -241,6 +258,8 @@ impl Frame {
             Self::Memory { .. } => Kind::Memory,
             Self::Ready => Kind::Ready,
             Self::Refuse(_) => Kind::Refuse,
+            Self::Place { .. } => Kind::Place,
+            Self::Probe { .. } => Kind::Probe,
             Self::Write(_) => Kind::Write,
             Self::Ack { .. } => Kind::Ack,
             Self::Nack { .. } => Kind::Nack,
@@ -296,6 +315,15 @@ impl Fields {
             },
             Kind::Ready => Frame::Ready,
             Kind::Refuse => Frame::Refuse(self.refusal()?),
+            Kind::Place => Frame::Place {
+                region: RegionId(self.u32("region")?),
+                generation: self.u32("generation")?,
+                address: self.u64("address")?,
+            },
+            Kind::Probe => Frame::Probe {
+                address: self.u64("address")?,
+                nonce: self.array("nonce")?,
+            },
             Kind::Write => Frame::Write(self.write_head()?),
             Kind::Ack => Frame::Ack {
                 op: OpId(self.u64("op")?),

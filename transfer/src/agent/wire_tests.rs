@@ -25,6 +25,12 @@ fn encode(frame: &Frame) -> Vec<u8> {
         } => append_memory(&mut out, *region, *generation, *mapped_bytes),
         Frame::Ready => append_ready(&mut out),
         Frame::Refuse(refusal) => append_refuse(&mut out, refusal),
+        Frame::Place {
+            region,
+            generation,
+            address,
+        } => append_place(&mut out, *region, *generation, *address),
+        Frame::Probe { address, nonce } => append_probe(&mut out, *address, nonce),
         Frame::Write(head) => append_write(
             &mut out,
             head.op,
@@ -121,6 +127,21 @@ fn examples() -> Vec<(&'static str, Frame)> {
         ),
         ("ready", Frame::Ready),
         ("refuse", Frame::Refuse(refusal.clone())),
+        (
+            "place",
+            Frame::Place {
+                region: RegionId(15),
+                generation: 16,
+                address: 0x7f01_0203_0405_0607,
+            },
+        ),
+        (
+            "probe",
+            Frame::Probe {
+                address: 0x7f11_1213_1415_1617,
+                nonce,
+            },
+        ),
         ("write", Frame::Write(write)),
         (
             "ack",

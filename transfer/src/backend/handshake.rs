@@ -1,9 +1,10 @@
-//! The first words on a connection, the same on both transports.
+//! The first words on a connection, the same on every transport.
 //!
 //! ```text
 //! both        Hello(nonce, has secret)           the header carries the version: another one ends it here
 //! both        Proof                              only if both have a secret; one alone is a refusal
-//! connector   Metadata, Memory…, then listener   one after the other, so that nobody writes unread
+//! connector   Metadata, Memory… (shm) or Place…, Probe (cma)
+//! listener    the same                           one after the other, so that nobody writes unread
 //! both        Ready
 //! ```
 //! Before `Ready` nothing of the peer is believed beyond its own frames. All of it is bounded by one
@@ -20,16 +21,18 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use super::cma::{self, NONCE_BYTES, ProbeFailure};
+use super::process::PeerProcess;
 use super::socket::{Bounds, FrameReader, Socket, StreamEnd};
 use crate::agent::auth::{self, Side};
-use crate::agent::metadata::AgentMetadata;
-use crate::agent::wire::{self, Frame, Refusal, WireError};
+use crate::agent::metadata::{AgentMetadata, RegionInfo};
+use crate::agent::wire::{self, Frame, Kind, Refusal, WireError};
 use crate::deadline::Deadline;
 use crate::ids::RegionId;
 use crate::mem::{Memory, MemoryKind, PeerMapping};
 use crate::sync::Arc;
 
-/// Most memories that are handed over on one connection.
+/// Most memories that are reached over one connection.
 const MEMORY_LIMIT: usize = 1024;
 /// How long a listener waits for the first word.
 const HELLO_MS: u64 = 2_000;
@@ -41,13 +44,23 @@ pub(crate) struct Offer<'a> {
     pub(crate) side: Side,
     pub(crate) secret: Option<&'a [u8]>,
     pub(crate) metadata: &'a AgentMetadata,
-    /// Only on a socket between processes of one host.
-    pub(crate) memories: Option<&'a [SharedRegion]>,
+    pub(crate) way: Way<'a>,
 }
 
-/// A region whose memory a peer on this host may map.
+/// How each side will reach the memory of the other.
+#[derive(Clone, Copy)]
+pub(crate) enum Way<'a> {
+    /// Over the stream.
+    Stream,
+    /// By mapping its memfds.
+    Map(&'a [OwnRegion]),
+    /// Through the kernel, by the number of its process. The peer has the permission already.
+    Visit(&'a [OwnRegion], &'a PeerProcess),
+}
+
+/// A region of this side.
 #[derive(Clone)]
-pub(crate) struct SharedRegion {
+pub(crate) struct OwnRegion {
     pub(crate) id: RegionId,
     pub(crate) generation: u32,
     pub(crate) memory: Arc<Memory>,
@@ -56,7 +69,10 @@ pub(crate) struct SharedRegion {
 /// What the peer brought.
 pub(crate) struct Greeting {
     pub(crate) metadata: AgentMetadata,
+    /// What was mapped.
     pub(crate) memories: BTreeMap<RegionId, PeerMapping>,
+    /// Where its regions lie in its own memory.
+    pub(crate) places: BTreeMap<RegionId, u64>,
 }
 
 /// Why a connection did not become a link.
@@ -72,6 +88,8 @@ pub(crate) enum HandshakeError {
     SecretMissing { here: bool },
     /// The peer's answer to the challenge is wrong.
     WrongSecret,
+    /// The peer's memory is out of reach.
+    Probe(ProbeFailure),
 }
 
 impl fmt::Display for HandshakeError {
@@ -93,6 +111,7 @@ impl fmt::Display for HandshakeError {
                 f.write_str("the peer has no authentication secret and one is demanded here")
             }
             Self::WrongSecret => f.write_str("the peer does not know the authentication secret"),
+            Self::Probe(failure) => write!(f, "{failure}"),
         }
     }
 }
@@ -115,6 +134,7 @@ pub(crate) fn run(
         reader,
         offer,
         bounds,
+        nonce: Box::new([0; NONCE_BYTES]),
     }
     .run();
     if let Err(error) = &outcome {
@@ -152,6 +172,8 @@ struct Handshake<'a> {
     reader: &'a mut FrameReader,
     offer: &'a Offer<'a>,
     bounds: Bounds<'a>,
+    /// What the peer reads here; it has done so when it is ready.
+    nonce: Box<[u8; NONCE_BYTES]>,
 }
 
 impl Handshake<'_> {
@@ -177,23 +199,22 @@ impl Handshake<'_> {
                 self.reader.trust(usize::MAX);
                 Ok(greeting)
             }
-            _ => Err(out_of_turn("Ready")),
+            other => Err(out_of_turn("Ready", &other)),
         }
     }
 
     fn authenticate(&mut self) -> Result<(), HandshakeError> {
         let mut nonce = [0; 32];
-        getrandom::fill(&mut nonce)
-            .map_err(|error| HandshakeError::ByUs(format!("no random numbers: {error}")))?;
+        draw(&mut nonce)?;
         let mut words = Vec::new();
         wire::append_hello(&mut words, &nonce, self.offer.secret.is_some());
         self.send(&words)?;
-        let Frame::Hello {
-            nonce: peer_nonce,
-            has_auth_token,
-        } = self.first()?
-        else {
-            return Err(out_of_turn("Hello"));
+        let (peer_nonce, has_auth_token) = match self.first()? {
+            Frame::Hello {
+                nonce,
+                has_auth_token,
+            } => (nonce, has_auth_token),
+            other => return Err(out_of_turn("Hello", &other)),
         };
         let Some(secret) = self.offer.secret else {
             return match has_auth_token {
@@ -215,16 +236,25 @@ impl Handshake<'_> {
                 Ok(())
             }
             Frame::Proof { .. } => Err(HandshakeError::WrongSecret),
-            _ => Err(out_of_turn("Proof")),
+            other => Err(out_of_turn("Proof", &other)),
         }
     }
 
-    /// Says who this side is and hands its memories over.
+    /// Says who this side is, and how its memory is reached.
     fn introduce(&mut self) -> Result<(), HandshakeError> {
         let mut words = Vec::new();
         wire::append_metadata(&mut words, &self.offer.metadata.encode());
         self.send(&words)?;
-        for region in self.offer.memories.unwrap_or_default() {
+        match self.offer.way {
+            Way::Stream => Ok(()),
+            Way::Map(regions) => self.hand_over(regions),
+            Way::Visit(regions, _) => self.tell_places(regions),
+        }
+    }
+
+    fn hand_over(&mut self, regions: &[OwnRegion]) -> Result<(), HandshakeError> {
+        let mut words = Vec::new();
+        for region in regions {
             let Some(file) = region.memory.file() else {
                 continue;
             };
@@ -240,57 +270,111 @@ impl Handshake<'_> {
         Ok(())
     }
 
-    /// Hears who the peer is and maps its memories.
+    fn tell_places(&mut self, regions: &[OwnRegion]) -> Result<(), HandshakeError> {
+        let mut words = Vec::new();
+        for region in regions {
+            let address = region.memory.base_ptr().expose_provenance() as u64;
+            wire::append_place(&mut words, region.id, region.generation, address);
+        }
+        draw(&mut *self.nonce)?;
+        let address = self.nonce.as_ptr().expose_provenance() as u64;
+        wire::append_probe(&mut words, address, &self.nonce);
+        self.send(&words)
+    }
+
+    /// Hears who the peer is, and reaches its memory.
     fn listen(&mut self) -> Result<Greeting, HandshakeError> {
-        let Frame::Metadata(blob) = self.next()? else {
-            return Err(out_of_turn("Metadata"));
+        let blob = match self.next()? {
+            Frame::Metadata(blob) => blob,
+            other => return Err(out_of_turn("Metadata", &other)),
         };
         let metadata = AgentMetadata::decode(blob)
             .map_err(|error| HandshakeError::ByUs(format!("metadata: {error}")))?;
-        let mut memories = BTreeMap::new();
-        if self.offer.memories.is_some() {
-            let shared = metadata
-                .regions
-                .iter()
-                .filter(|region| region.kind == MemoryKind::Shared);
-            let shared: Vec<_> = shared.copied().collect();
-            if shared.len() > MEMORY_LIMIT {
-                return Err(HandshakeError::ByUs(format!(
-                    "{} memories, at most {MEMORY_LIMIT} are mapped",
-                    shared.len()
-                )));
+        let mut greeting = Greeting {
+            metadata,
+            memories: BTreeMap::new(),
+            places: BTreeMap::new(),
+        };
+        match self.offer.way {
+            Way::Stream => {}
+            Way::Map(_) => greeting.memories = self.map(&greeting.metadata)?,
+            Way::Visit(_, process) => {
+                greeting.places = self.hear_places(&greeting.metadata)?;
+                self.probe(process)?;
             }
-            for region in shared {
-                let Frame::Memory {
-                    region: id,
+        }
+        Ok(greeting)
+    }
+
+    fn map(
+        &mut self,
+        metadata: &AgentMetadata,
+    ) -> Result<BTreeMap<RegionId, PeerMapping>, HandshakeError> {
+        let mut memories = BTreeMap::new();
+        let is_shared = |region: &&RegionInfo| region.kind == MemoryKind::Shared;
+        let shared: Vec<_> = metadata.regions.iter().filter(is_shared).collect();
+        check_count(shared.len())?;
+        for region in shared {
+            let (id, generation, mapped_bytes) = match self.next()? {
+                Frame::Memory {
+                    region,
                     generation,
                     mapped_bytes,
-                } = self.next()?
-                else {
-                    return Err(out_of_turn("Memory"));
-                };
-                let file = self.reader.take_fd();
-                let file = file.ok_or_else(|| {
-                    HandshakeError::ByUs(format!("{id:?} came without its memory"))
-                })?;
-                if id != region.id
-                    || generation != region.generation
-                    || mapped_bytes < region.len_bytes
-                {
-                    return Err(HandshakeError::ByUs(format!(
-                        "{id:?} generation {generation} of {mapped_bytes} bytes does not fit the metadata"
-                    )));
-                }
-                let mapping = PeerMapping::map(&file, region.len_bytes)
-                    .map_err(|reason| HandshakeError::ByUs(format!("{id:?}: {reason}")))?;
-                memories.insert(id, mapping);
+                } => (region, generation, mapped_bytes),
+                other => return Err(out_of_turn("Memory", &other)),
+            };
+            let file = self.reader.take_fd();
+            let file = file
+                .ok_or_else(|| HandshakeError::ByUs(format!("{id:?} came without its memory")))?;
+            if id != region.id || generation != region.generation || mapped_bytes < region.len_bytes
+            {
+                return Err(HandshakeError::ByUs(format!(
+                    "{id:?} generation {generation} of {mapped_bytes} bytes does not fit the metadata"
+                )));
             }
-            if self.reader.has_fds() {
-                return Err(HandshakeError::ByUs("more memories than announced".into()));
-            }
-            self.reader.refuse_fds();
+            let mapping = PeerMapping::map(&file, region.len_bytes)
+                .map_err(|reason| HandshakeError::ByUs(format!("{id:?}: {reason}")))?;
+            memories.insert(id, mapping);
         }
-        Ok(Greeting { metadata, memories })
+        if self.reader.has_fds() {
+            return Err(HandshakeError::ByUs("more memories than announced".into()));
+        }
+        self.reader.refuse_fds();
+        Ok(memories)
+    }
+
+    fn hear_places(
+        &mut self,
+        metadata: &AgentMetadata,
+    ) -> Result<BTreeMap<RegionId, u64>, HandshakeError> {
+        let mut places = BTreeMap::new();
+        check_count(metadata.regions.len())?;
+        for region in &metadata.regions {
+            let (id, generation, address) = match self.next()? {
+                Frame::Place {
+                    region,
+                    generation,
+                    address,
+                } => (region, generation, address),
+                other => return Err(out_of_turn("Place", &other)),
+            };
+            if id != region.id || generation != region.generation {
+                return Err(HandshakeError::ByUs(format!(
+                    "{id:?} generation {generation} does not fit the metadata"
+                )));
+            }
+            places.insert(id, address);
+        }
+        Ok(places)
+    }
+
+    fn probe(&mut self, process: &PeerProcess) -> Result<(), HandshakeError> {
+        match self.next()? {
+            Frame::Probe { address, nonce } => {
+                cma::probe(process, address, &nonce).map_err(HandshakeError::Probe)
+            }
+            other => Err(out_of_turn("Probe", &other)),
+        }
     }
 
     /// Somebody who connects and says nothing is sent away soon: such connections have a limited number
@@ -351,6 +435,26 @@ impl Handshake<'_> {
     }
 }
 
-fn out_of_turn(expected: &'static str) -> HandshakeError {
-    HandshakeError::ByUs(format!("expected a {expected} frame"))
+fn draw(nonce: &mut [u8; 32]) -> Result<(), HandshakeError> {
+    getrandom::fill(nonce)
+        .map_err(|error| HandshakeError::ByUs(format!("no random numbers: {error}")))
+}
+
+fn check_count(region_count: usize) -> Result<(), HandshakeError> {
+    if region_count > MEMORY_LIMIT {
+        return Err(HandshakeError::ByUs(format!(
+            "{region_count} memories, at most {MEMORY_LIMIT} are reached"
+        )));
+    }
+    Ok(())
+}
+
+fn out_of_turn(expected: &'static str, found: &Frame) -> HandshakeError {
+    let hint = match found.kind() {
+        Kind::Memory => ": the peer wants to share mapped memory (shm)",
+        Kind::Place | Kind::Probe => ": the peer wants to copy between processes (cma)",
+        _ => "",
+    };
+    let found = found.kind();
+    HandshakeError::ByUs(format!("expected a {expected} frame, got {found:?}{hint}"))
 }

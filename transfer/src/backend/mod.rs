@@ -7,15 +7,22 @@
 #[cfg(not(kv_loom))]
 pub(crate) mod channel;
 #[cfg(not(kv_loom))]
+#[allow(unsafe_code)]
+pub(crate) mod cma;
+#[cfg(not(kv_loom))]
 pub(crate) mod handshake;
 #[cfg(all(test, not(kv_loom)))]
 mod link_tests;
 #[cfg(not(kv_loom))]
 pub(crate) mod local;
 #[cfg(not(kv_loom))]
+mod neighbour;
+#[cfg(not(kv_loom))]
 pub(crate) mod net;
 #[cfg(not(kv_loom))]
 mod parts;
+#[cfg(not(kv_loom))]
+pub(crate) mod process;
 #[cfg(not(kv_loom))]
 mod reads;
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
@@ -56,6 +63,8 @@ pub enum BackendKind {
     Local,
     /// Two processes of one host that map each other's memory.
     Shm,
+    /// Two processes of one host; the kernel copies between their memories.
+    Cma,
     /// A stream socket.
     Tcp,
     /// UCX moves the bytes, a stream socket says so.
@@ -71,6 +80,7 @@ impl fmt::Display for BackendKind {
         f.write_str(match self {
             Self::Local => "local",
             Self::Shm => "shm",
+            Self::Cma => "cma",
             Self::Tcp => "tcp",
             Self::Ucx => "ucx",
             Self::Libfabric => "libfabric",

@@ -19,10 +19,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::BackendKind;
 use super::Link;
 use super::channel::Channel;
-use super::handshake::{self, HandshakeError, Offer, SharedRegion};
+use super::cma::{Permission, Visited};
+use super::handshake::{self, Greeting, HandshakeError, Offer, OwnRegion, Way};
+use super::neighbour::NeighbourLink;
+use super::process::PeerProcess;
 #[cfg(feature = "one-sided")]
 use super::rma;
-use super::shm::{PeerProcess, ShmLink};
+use super::shm::Mapped;
 use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, timespec};
 use super::tcp::{self, TcpLink};
 use crate::agent::address::Address;
@@ -45,8 +48,8 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 /// What this agent says about itself, taken at one moment.
 pub(crate) struct Introduction {
     pub(crate) metadata: AgentMetadata,
-    /// The regions of kind `Shared`, in the order of the metadata.
-    pub(crate) shared: Vec<SharedRegion>,
+    /// The regions, in the order of the metadata.
+    pub(crate) regions: Vec<OwnRegion>,
     /// The host's own, kept until the connection is in service or refused.
     pub(crate) keep: Box<dyn Any + Send>,
 }
@@ -94,7 +97,7 @@ pub(crate) struct Listener {
 enum Acceptor {
     /// Also for what only begins as a TCP connection.
     Tcp(TcpListener, Address),
-    Unix(UnixListener, String),
+    Unix(UnixListener, Address),
 }
 
 /// Binds and listens.
@@ -161,14 +164,14 @@ impl Acceptor {
                 let bound = address.at(bound);
                 Ok((Self::Tcp(listener, bound.clone()), bound))
             }
-            Address::Shm(name) => {
+            Address::Shm(name) | Address::Cma(name) => {
                 let listener = std::os::unix::net::SocketAddr::from_abstract_name(name)
                     .and_then(|socket| UnixListener::bind_addr(&socket))
                     .map_err(|error| refused("bind", error))?;
                 listener
                     .set_nonblocking(true)
                     .map_err(|error| refused("fcntl", error))?;
-                Ok((Self::Unix(listener, name.clone()), address.clone()))
+                Ok((Self::Unix(listener, address.clone()), address.clone()))
             }
         }
     }
@@ -186,9 +189,9 @@ impl Acceptor {
                 let (stream, from) = listener.accept()?;
                 Ok((stream.into(), bound.at(from)))
             }
-            Self::Unix(listener, name) => {
+            Self::Unix(listener, address) => {
                 let (stream, _) = listener.accept()?;
-                Ok((stream.into(), Address::Shm(name.clone())))
+                Ok((stream.into(), address.clone()))
             }
         }
     }
@@ -279,7 +282,7 @@ pub(crate) fn connect(
         Address::Tcp(socket) | Address::Ucx(socket) | Address::Libfabric(socket) => {
             connect_tcp(address, socket, deadline)?
         }
-        Address::Shm(name) => connect_unix(address, name, deadline)?,
+        Address::Shm(name) | Address::Cma(name) => connect_unix(address, name, deadline)?,
     };
     let bounds = Bounds {
         stop: None,
@@ -409,11 +412,63 @@ impl Failure {
                 theirs,
             }
             .into(),
+            Self::Handshake(HandshakeError::Probe(failure)) => ErrorKind::ProbeFailed {
+                address,
+                pid: failure.pid,
+                errno: failure.errno,
+                ptrace_scope: failure.ptrace_scope,
+            }
+            .into(),
             Self::Handshake(error) => ErrorKind::HandshakeRefused {
                 address,
                 reason: error.to_string(),
             }
             .into(),
+        }
+    }
+}
+
+/// The peer by its kind of address, and what was learnt of it before its first word: the number of a
+/// process is good only while it answers.
+enum Met {
+    Stream,
+    Mapping(PeerProcess),
+    Visiting(PeerProcess, Permission),
+}
+
+impl Met {
+    fn of(address: &Address, socket: &Socket) -> Result<Self, HandshakeError> {
+        let process = || PeerProcess::of(socket).map_err(HandshakeError::ByUs);
+        Ok(match address.backend() {
+            BackendKind::Shm => Self::Mapping(process()?),
+            BackendKind::Cma => {
+                let process = process()?;
+                let permission = Permission::grant(&process);
+                Self::Visiting(process, permission)
+            }
+            _ => Self::Stream,
+        })
+    }
+
+    fn way<'a>(&'a self, regions: &'a [OwnRegion]) -> Way<'a> {
+        match self {
+            Self::Stream => Way::Stream,
+            Self::Mapping(_) => Way::Map(regions),
+            Self::Visiting(process, _) => Way::Visit(regions, process),
+        }
+    }
+
+    fn link(self, channel: Channel, reader: FrameReader, peer: Greeting) -> Arc<dyn Link> {
+        match self {
+            Self::Stream => Arc::new(TcpLink::new(channel, reader)),
+            Self::Mapping(process) => {
+                let mapped = Mapped::new(&peer.metadata, peer.memories);
+                Arc::new(NeighbourLink::new(channel, reader, process, mapped))
+            }
+            Self::Visiting(process, permission) => {
+                let visited = Visited::new(&peer.metadata, &peer.places, permission);
+                Arc::new(NeighbourLink::new(channel, reader, process, visited))
+            }
         }
     }
 }
@@ -425,28 +480,24 @@ fn establish(
     host: &dyn LinkHost,
     bounds: Bounds<'_>,
 ) -> Result<Established, Failure> {
-    let is_shm = matches!(address, Address::Shm(_));
-    if !is_shm {
+    let is_unix = matches!(address, Address::Shm(_) | Address::Cma(_));
+    if !is_unix {
         tcp::tune(&stream)?;
     }
     let socket = Socket::new(stream)?;
     let stop = StopSignal::new()?;
-    // Before the first word: the number of a process is good only while it answers.
-    let process = match is_shm {
-        true => Some(PeerProcess::of(&socket).map_err(HandshakeError::ByUs)?),
-        false => None,
-    };
+    let met = Met::of(address, &socket)?;
     let secret = host.secret();
     let introduction = host.introduction();
     let offer = Offer {
         side,
         secret: secret.as_deref(),
         metadata: &introduction.metadata,
-        memories: is_shm.then_some(&introduction.shared),
+        way: met.way(&introduction.regions),
     };
-    let mut reader = FrameReader::new(is_shm);
+    let mut reader = FrameReader::new(matches!(met, Met::Mapping(_)));
     let greeting = handshake::run(&socket, &mut reader, &offer, bounds)?;
-    let metadata = greeting.metadata;
+    let metadata = greeting.metadata.clone();
     #[cfg(feature = "one-sided")]
     if let kind @ (BackendKind::Ucx | BackendKind::Libfabric) = address.backend() {
         let regions = host.regions(&introduction);
@@ -467,17 +518,7 @@ fn establish(
             told: introduction,
         });
     }
-    let channel = Channel::new(socket, stop);
-    let link: Arc<dyn Link> = match process {
-        Some(process) => Arc::new(ShmLink::new(
-            channel,
-            reader,
-            process,
-            &metadata,
-            greeting.memories,
-        )),
-        None => Arc::new(TcpLink::new(channel, reader)),
-    };
+    let link = met.link(Channel::new(socket, stop), reader, greeting);
     Ok(Established {
         metadata,
         address: address.to_string(),

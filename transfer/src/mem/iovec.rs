@@ -1,4 +1,4 @@
-//! Vectors of raw memory to and from a socket.
+//! Vectors of raw memory to and from a socket, and between two processes.
 //!
 //! The standard and rustix forms take slices; a slice over pages that another thread or process may
 //! write would be a lie. These calls take addresses of checked runs only.
@@ -128,12 +128,14 @@ impl RawVectors {
     }
 
     fn moved(&mut self, result: isize) -> Result<usize, Errno> {
-        let Ok(count) = usize::try_from(result) else {
-            let code = std::io::Error::last_os_error().raw_os_error();
-            return Err(Errno::from_raw_os_error(code.unwrap_or(libc::EIO)));
-        };
+        let count = count_of(result)?;
         self.advance(count);
         Ok(count)
+    }
+
+    fn window(&self) -> &[libc::iovec] {
+        let open = &self.vectors[self.next..];
+        &open[..open.len().min(VECTOR_LIMIT)]
     }
 
     fn advance(&mut self, mut count: usize) {
@@ -147,6 +149,81 @@ impl RawVectors {
             count -= vector.iov_len;
             self.next += 1;
         }
+    }
+}
+
+/// The count of a call, or the errno that it has just set.
+fn count_of(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| {
+        let code = std::io::Error::last_os_error().raw_os_error();
+        Errno::from_raw_os_error(code.unwrap_or(libc::EIO))
+    })
+}
+
+/// Two lists of as many bytes: of this process, and of another one that is named by its number.
+pub(crate) struct CrossVectors {
+    here: RawVectors,
+    there: RawVectors,
+}
+
+/// Two lists that are being copied between.
+pub(crate) struct Cross<'a> {
+    lists: &'a mut CrossVectors,
+    _memory: PhantomData<&'a dyn Held>,
+}
+
+impl CrossVectors {
+    /// Two empty lists.
+    pub(crate) fn new() -> Self {
+        Self {
+            here: RawVectors::new(),
+            there: RawVectors::new(),
+        }
+    }
+
+    /// `here` are the holder's runs or sections of them, `there` the runs of the other process.
+    pub(crate) fn pair<'a, H: Held>(
+        &'a mut self,
+        _held_by: &'a H,
+        here: &[SlotRun],
+        there: &[SlotRun],
+    ) -> Cross<'a> {
+        self.here.clear();
+        self.here.add(here);
+        self.there.clear();
+        self.there.add(there);
+        Cross {
+            lists: self,
+            _memory: PhantomData,
+        }
+    }
+}
+
+impl Cross<'_> {
+    /// Bytes that are still to be copied.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.lists.here.left_bytes
+    }
+
+    /// The vectors of the next call, ours first. They may hold different numbers of bytes: the shorter one
+    /// ends the call.
+    pub(crate) fn windows(&self) -> (&[libc::iovec], &[libc::iovec]) {
+        (self.lists.here.window(), self.lists.there.window())
+    }
+
+    /// What a call over the windows has returned.
+    pub(crate) fn moved(&mut self, result: isize) -> Result<usize, Errno> {
+        let count = count_of(result)?;
+        self.lists.here.advance(count);
+        self.lists.there.advance(count);
+        Ok(count)
+    }
+}
+
+impl Drop for Cross<'_> {
+    fn drop(&mut self) {
+        self.lists.here.clear();
+        self.lists.there.clear();
     }
 }
 

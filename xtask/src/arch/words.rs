@@ -8,9 +8,10 @@ use super::sources::Source;
 const MAX_LINES: usize = 600;
 
 /// Files, or folders when they end in `/`, in which `unsafe` may stand.
-const UNSAFE_FILES: [&str; 17] = [
+const UNSAFE_FILES: [&str; 18] = [
     "transfer/src/mem/",
     "transfer/src/backend/shm.rs",
+    "transfer/src/backend/cma.rs",
     "transfer/src/backend/ucx.rs",
     "transfer/src/backend/libfabric.rs",
     "transfer/tests/",

@@ -68,11 +68,11 @@ fn metadata_of_another_version_is_refused_by_both_numbers() {
 /// Memory that comes under the id or the generation of another registration.
 #[test]
 fn memory_of_another_registration_is_refused() {
-    struct Liar(Arc<Host>, fn(&mut SharedRegion));
+    struct Liar(Arc<Host>, fn(&mut OwnRegion));
     impl LinkHost for Liar {
         fn introduction(&self) -> Introduction {
             let mut introduction = self.0.introduction();
-            (self.1)(&mut introduction.shared[0]);
+            (self.1)(&mut introduction.regions[0]);
             introduction
         }
         fn secret(&self) -> Option<Vec<u8>> {
@@ -81,7 +81,7 @@ fn memory_of_another_registration_is_refused() {
         fn established(&self, _: Established) {}
         fn refused(&self, _: String, _: String) {}
     }
-    let lies: [fn(&mut SharedRegion); 2] = [
+    let lies: [fn(&mut OwnRegion); 2] = [
         |shared| shared.id = RegionId(2),
         |shared| shared.generation += 1,
     ];

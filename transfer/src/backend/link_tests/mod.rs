@@ -12,7 +12,7 @@ mod reads;
 
 use bytes::Bytes;
 
-use super::handshake::SharedRegion;
+use super::handshake::OwnRegion;
 use super::net::{Established, Introduction, LinkHost, Listener, connect, listen};
 use super::*;
 use crate::agent::address::Address;
@@ -196,14 +196,14 @@ impl LinkHost for Host {
             }],
             app: Bytes::from_static(b"app"),
         };
-        let shared = SharedRegion {
+        let region = OwnRegion {
             id: region.id,
             generation: GENERATION,
             memory: Arc::clone(&self.memory),
         };
         Introduction {
             metadata,
-            shared: vec![shared],
+            regions: vec![region],
             keep: Box::new(()),
         }
     }
@@ -280,15 +280,16 @@ struct Pair {
     _listener: Listener,
 }
 
-fn addresses(name: &str) -> [Address; 3] {
+fn addresses(name: &str) -> [Address; 4] {
     let unique = format!(
         "kvgate-test-{}-{name}",
         rustix::process::getpid().as_raw_nonzero()
     );
     [
-        Address::Shm(unique),
+        Address::Shm(unique.clone()),
         Address::Tcp("127.0.0.1:0".parse().unwrap()),
         Address::Tcp("[::1]:0".parse().unwrap()),
+        Address::Cma(format!("{unique}-cma")),
     ]
 }
 

@@ -1,0 +1,291 @@
+//! A peer on this host whose memory this side reaches by itself: what shm and cma have in common.
+//!
+//! Control goes over an abstract Unix socket. A write is: copy the runs, then one arrival frame on the
+//! socket. A read is the copy alone. The send orders the copies before it, so the peer sees the bytes when
+//! it reads the frame; local completion and visibility at the peer coincide here, and only here.
+//!
+//! Death: a pidfd of the peer's process. Readable means that its whole thread group is gone, and with
+//! it every store it could make (I-9). A closed socket alone proves nothing: a process that lives may
+//! still copy; so after it the pidfd gets a little patience, and then the answer is `Unprovable`. A
+//! stopped process is neither: nothing happens until it goes on. `Bye` is the peer's word that it
+//! stores no more, sent under the same lock that every copy holds.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+use super::channel::{self, Channel, Receiver, Reception, misplaced};
+use super::process::PeerProcess;
+use super::socket::{Bounds, FrameReader, StreamEnd};
+use super::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, RemoteRun};
+use crate::Arrival;
+use crate::agent::metadata::AgentMetadata;
+use crate::agent::wire::{self, Frame};
+use crate::deadline::Deadline;
+use crate::engine::Op;
+use crate::error::{Cause, Error, ErrorKind};
+use crate::ids::{PeerId, PoolId, RegionId};
+use crate::mem::span::{PoolSpan, SlotRun};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, fence};
+use crate::visibility::Visibility;
+
+/// How long the side that closes waits for the other one's goodbye.
+const GOODBYE_MS: u64 = 250;
+/// How long a process may take to end after its socket has closed before it counts as alive. Memory
+/// is torn down before the socket closes, so this does not grow with the pools.
+const DEATH_PATIENCE_MS: u64 = 2_000;
+
+/// How the bytes get from one process to the other.
+pub(super) trait Reach: Send + Sync + 'static {
+    /// Which backend this is.
+    const KIND: BackendKind;
+    /// Copies every run of an operation, unless `copying` says that it is to stop.
+    fn copy(&self, op: &PostedOp, copying: &Copying<'_>) -> Result<(), Error>;
+}
+
+/// What a copy needs of its link.
+pub(super) struct Copying<'a> {
+    pub(super) process: &'a PeerProcess,
+    is_closing: &'a AtomicBool,
+}
+
+impl Copying<'_> {
+    /// Asked between two pieces.
+    pub(super) fn go_on(&self) -> Result<(), Error> {
+        match self.is_closing.load(Ordering::Relaxed) {
+            true => Err(ErrorKind::Closed.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The pools of the peer, at the addresses at which this side reaches them.
+pub(super) struct PeerPools {
+    spans: BTreeMap<PoolId, PoolSpan>,
+}
+
+impl PeerPools {
+    /// The pools of the regions that `place` knows: first byte and length.
+    pub(super) fn new(
+        peer: &AgentMetadata,
+        place: impl Fn(RegionId) -> Option<(*mut u8, u64)>,
+    ) -> Self {
+        let spans = peer.pools.iter().filter_map(|pool| {
+            let (base, len_bytes) = place(pool.region)?;
+            Some((pool.id, PoolSpan::new(base, len_bytes, pool.geometry)?))
+        });
+        Self {
+            spans: spans.collect(),
+        }
+    }
+
+    /// The peer's side of a run, checked against its geometry.
+    pub(super) fn find(&self, local: &SlotRun, remote: &RemoteRun) -> Result<SlotRun, Error> {
+        let pool = remote.pool;
+        let span = self
+            .spans
+            .get(&pool)
+            .ok_or(ErrorKind::UnknownPool { pool })?;
+        let found = span
+            .run(remote.slot, remote.slot_count)
+            .ok_or(ErrorKind::SlotOutOfRange {
+                pool,
+                slot: remote.slot,
+                slot_count: span.geometry().slot_count,
+            })?;
+        if local.slot_bytes != found.slot_bytes || local.slot_count != found.slot_count {
+            return Err(ErrorKind::LengthMismatch {
+                local_count: local.payload_bytes(),
+                remote_count: found.payload_bytes(),
+            }
+            .into());
+        }
+        Ok(found)
+    }
+}
+
+/// A connection to such a peer.
+pub(super) struct NeighbourLink<R: Reach> {
+    shared: Arc<Shared<R>>,
+    receiver: Receiver,
+    /// What was read with the handshake; the receive thread takes it.
+    reader: Mutex<Option<FrameReader>>,
+}
+
+struct Shared<R> {
+    channel: Channel,
+    process: PeerProcess,
+    reach: R,
+    /// Copies stop at the next piece.
+    is_closing: AtomicBool,
+    /// The peer has promised to store no more.
+    has_bye: AtomicBool,
+    /// The peer's end of the socket is closed: its process ends now, or has broken the protocol.
+    has_hung_up: AtomicBool,
+}
+
+impl<R: Reach> NeighbourLink<R> {
+    /// A link to `process`, whose handshake is done.
+    pub(super) fn new(
+        channel: Channel,
+        reader: FrameReader,
+        process: PeerProcess,
+        reach: R,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                channel,
+                process,
+                reach,
+                is_closing: AtomicBool::new(false),
+                has_bye: AtomicBool::new(false),
+                has_hung_up: AtomicBool::new(false),
+            }),
+            receiver: Receiver::new(),
+            reader: Mutex::new(Some(reader)),
+        }
+    }
+}
+
+impl<R: Reach> Shared<R> {
+    /// The receive thread.
+    fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
+        let process = Some(self.process.as_fd());
+        let bounds = Bounds {
+            process,
+            ..self.channel.bounds()
+        };
+        let channel = &self.channel;
+        let mut end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut NoWrites);
+        let was_closed_here = channel.is_closed_here();
+        if was_closed_here && reader.is_between_frames() {
+            // Our goodbye is under way; the peer's one is the proof that it stores no more.
+            let last = Bounds {
+                stop: None,
+                deadline: Some(Deadline::after_ms(GOODBYE_MS)),
+                process,
+                writable: None,
+            };
+            end = channel::receive(channel, &mut reader, last, (peer, events), &mut NoWrites);
+        }
+        let is_silent = matches!(end, Err(StreamEnd::Stopped | StreamEnd::TimedOut));
+        self.has_hung_up
+            .store(end.is_err() && !is_silent, Ordering::Release);
+        self.has_bye.store(end.is_ok(), Ordering::Release);
+        self.stop_storing();
+        channel.socket.shutdown();
+        if !was_closed_here {
+            events.down(peer, channel::cause(end), self.proof());
+        }
+    }
+
+    /// Ends what the worker does, and tells the peer that nothing is stored any more: the goodbye
+    /// needs the lock that every copy holds.
+    fn stop_storing(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.channel.stop.raise();
+        self.channel.farewell(wire::append_bye);
+    }
+
+    /// Waits only for the process behind a socket that was closed without a goodbye.
+    fn proof(&self) -> Quiesce {
+        let patience_ms = match self.has_hung_up.load(Ordering::Acquire) {
+            true => DEATH_PATIENCE_MS,
+            false => 0,
+        };
+        let deadline = Deadline::after_ms(patience_ms);
+        if self.has_bye.load(Ordering::Acquire) || self.process.has_ended(deadline) {
+            return Quiesce::Proven;
+        }
+        Quiesce::Unprovable(Cause::Transfer(
+            "the process of the peer lives and may still write".into(),
+        ))
+    }
+}
+
+impl<R: Reach> Link for NeighbourLink<R> {
+    fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
+        let reader = self.reader.lock().take().ok_or(ErrorKind::Closed)?;
+        let shared = Arc::clone(&self.shared);
+        self.receiver
+            .start(format!("kvgate-{}-{peer}", R::KIND), move || {
+                shared.receive(reader, peer, &*events);
+            })
+    }
+
+    fn kind(&self) -> BackendKind {
+        R::KIND
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            completion: Visibility::RemoteVisible,
+            max_descriptors: u64::MAX,
+            arrival_in_band: true,
+            access: Access::Direct,
+        }
+    }
+
+    fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
+        if let Some(arrival) = &op.arrival {
+            wire::check_arrival(arrival)?;
+        }
+        let shared = &self.shared;
+        // Held over the copy, so that a goodbye comes only after it.
+        let mut sender = shared.channel.sender()?;
+        let copying = Copying {
+            process: &shared.process,
+            is_closing: &shared.is_closing,
+        };
+        shared.reach.copy(op, &copying)?;
+        // The socket orders the copies before the frame; this tells the compiler.
+        fence(Ordering::Release);
+        let level = Visibility::RemoteVisible;
+        if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {
+            sender.send(|words| wire::append_arrival(words, level, arrival))?;
+        }
+        Ok(Posted::Done(level))
+    }
+
+    fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
+        wire::check_arrival(arrival)?;
+        let frame = |words: &mut Vec<u8>| wire::append_arrival(words, level, arrival);
+        self.shared.channel.send(frame)
+    }
+
+    fn send(&self, message: &[u8]) -> Result<(), Error> {
+        wire::check_message(message)?;
+        let frame = |words: &mut Vec<u8>| wire::append_message(words, message);
+        self.shared.channel.send(frame)
+    }
+
+    fn send_progress(&self, counter: u64) -> Result<(), Error> {
+        let frame = |words: &mut Vec<u8>| wire::append_progress(words, counter);
+        self.shared.channel.send(frame)
+    }
+
+    fn quiesce(&self) -> Quiesce {
+        self.shared.proof()
+    }
+
+    fn close(&self) {
+        self.shared.channel.close();
+        self.shared.stop_storing();
+        self.shared.channel.socket.shutdown_send();
+        self.receiver.join();
+    }
+}
+
+impl<R: Reach> Drop for NeighbourLink<R> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Nobody sends payload over this socket.
+struct NoWrites;
+
+impl Reception for NoWrites {
+    fn frame(&mut self, frame: Frame, _reader: &mut FrameReader) -> Result<(), StreamEnd> {
+        Err(misplaced(&frame))
+    }
+}

@@ -1,0 +1,79 @@
+//! The process of a peer on this host, watched by a pidfd.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::shm;
+use super::socket::timespec;
+use crate::deadline::Deadline;
+
+/// The process at the other end of a Unix socket.
+pub(crate) struct PeerProcess {
+    pidfd: OwnedFd,
+    pid: Pid,
+}
+
+impl AsFd for PeerProcess {
+    /// The pidfd: readable when the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl PeerProcess {
+    /// The peer of a connected socket, if it belongs to the same user.
+    ///
+    /// `SO_PEERPIDFD` names the process without a race. Where the kernel lacks it, the pidfd is opened
+    /// by number *before* the handshake; the peer's `Ready`, which answers what is sent afterwards,
+    /// then proves that the process with that number was still the one that connected.
+    ///
+    /// # Errors
+    /// A sentence for the refusal.
+    pub(crate) fn of(socket: impl AsFd) -> Result<Self, String> {
+        let peer = rustix::net::sockopt::socket_peercred(&socket)
+            .map_err(|errno| format!("peer credentials: {errno}"))?;
+        let own = rustix::process::geteuid();
+        if peer.uid != own {
+            return Err(format!(
+                "peer runs as user {}, this process as {}",
+                peer.uid.as_raw(),
+                own.as_raw()
+            ));
+        }
+        let pidfd = match shm::peer_pidfd(socket.as_fd()) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::NOPROTOOPT | Errno::INVAL) => pidfd_by_number(peer.pid)?,
+            Err(errno) => return Err(format!("process of the peer cannot be watched: {errno}")),
+        };
+        let pid = peer.pid;
+        Ok(Self { pidfd, pid })
+    }
+
+    /// Its number here. Good only while the process has not ended.
+    pub(super) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether the process has ended; waits for it up to `deadline`.
+    pub(super) fn has_ended(&self, deadline: Deadline) -> bool {
+        loop {
+            let timeout = timespec(deadline.remaining());
+            match poll(
+                &mut [PollFd::new(&self.pidfd, PollFlags::IN)],
+                Some(&timeout),
+            ) {
+                Ok(count) => return count > 0,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+fn pidfd_by_number(pid: Pid) -> Result<OwnedFd, String> {
+    pidfd_open(pid, PidfdFlags::empty())
+        .map_err(|errno| format!("process of the peer cannot be watched: {errno}"))
+}
