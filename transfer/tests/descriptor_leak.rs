@@ -63,11 +63,12 @@ fn connect_and_close(address: &Address, rounds: usize) {
 }
 
 #[test]
-fn two_hundred_connections_leave_nothing_behind() {
+fn two_hundred_connections_of_each_kind_leave_nothing_behind() {
     let name = format!("kvgate-leak-{}", std::process::id());
     let addresses = [
         Address::Tcp("127.0.0.1:0".parse().unwrap()),
-        Address::Shm(name),
+        Address::Shm(name.clone()),
+        Address::Cma(name),
     ];
     for address in &addresses {
         connect_and_close(address, 3); // whatever the process opens once

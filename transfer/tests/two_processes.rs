@@ -43,9 +43,14 @@ struct Side {
     memory: Arc<Memory>,
 }
 
-fn side(name: &str) -> Side {
+fn side(name: &str, address: &Address) -> Side {
     let agent = Agent::builder(name).build().unwrap();
-    let memory = Arc::new(Memory::shared(name, SLOT_BYTES * u64::from(SLOT_COUNT)).unwrap());
+    let bytes = SLOT_BYTES * u64::from(SLOT_COUNT);
+    let memory = match address {
+        Address::Shm(_) => Memory::shared(name, bytes),
+        _ => Memory::host(bytes),
+    };
+    let memory = Arc::new(memory.unwrap());
     let pool = PoolGeometry {
         offset_bytes: 0,
         stride_bytes: SLOT_BYTES,
@@ -177,7 +182,7 @@ impl Drop for Other {
 
 /// A listening side and a child in `role` that has connected to it.
 fn with_child(role: &str, address: &Address) -> (Side, Other, PeerId) {
-    let here = side("parent");
+    let here = side("parent", address);
     let bound = here.agent.listen(address).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture"])
@@ -196,6 +201,10 @@ fn with_child(role: &str, address: &Address) -> (Side, Other, PeerId) {
 
 fn each_transport(name: &str, body: impl Fn(&Address)) {
     body(&Address::Shm(format!(
+        "kvgate-test-{}-{name}",
+        std::process::id()
+    )));
+    body(&Address::Cma(format!(
         "kvgate-test-{}-{name}",
         std::process::id()
     )));
@@ -219,7 +228,7 @@ fn child() {
         return;
     };
     let address = Address::resolve(&address).unwrap().remove(0);
-    let here = side("child");
+    let here = side("child", &address);
     let peer = here.agent.connect(&address, soon()).unwrap();
     match role.as_str() {
         // Writes everything over and over, and says so each time, until it is told to stop.

@@ -59,7 +59,7 @@ impl Address {
     }
 
     /// An address with the name of its backend before it, as [`fmt::Display`] writes it: `tcp:HOST:PORT`,
-    /// `ucx:HOST:PORT`, `libfabric:HOST:PORT`, `shm:NAME`. Blocks as [`Address::resolve_tcp`].
+    /// `ucx:HOST:PORT`, `libfabric:HOST:PORT`, `shm:NAME`, `cma:NAME`. Blocks as [`Address::resolve_tcp`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for another name, otherwise as [`Address::resolve_tcp`].
@@ -72,6 +72,7 @@ impl Address {
         let any = SocketAddr::from(([0, 0, 0, 0], 0));
         let kind = match backend {
             "shm" => return Ok(vec![Self::Shm(rest.to_owned())]),
+            "cma" => return Ok(vec![Self::Cma(rest.to_owned())]),
             "tcp" => Self::Tcp(any),
             "ucx" => Self::Ucx(any),
             "libfabric" => Self::Libfabric(any),
@@ -182,6 +183,7 @@ mod tests {
             "ucx:127.0.0.1:2",
             "libfabric:[::1]:3",
             "shm:a:b",
+            "cma:a:b",
         ] {
             let found = Address::resolve(text).unwrap();
             assert_eq!(found[0].to_string(), text);

@@ -265,7 +265,14 @@ fn tracer(visitors: &[Pid], own: Pid) -> PTracer {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::agent::metadata::{PoolInfo, RegionInfo};
+    use crate::backend::{RemoteRun, RunPairs};
+    use crate::ids::{Incarnation, OpId, PoolId};
+    use crate::mem::{Memory, MemoryKind, PoolGeometry, span::PoolSpan};
+    use crate::sync::{Arc, AtomicBool};
 
     #[test]
     fn one_name_covers_all_visitors() {
@@ -296,5 +303,218 @@ mod tests {
             text.contains("namespaces") && text.contains("no Yama"),
             "{text}"
         );
+    }
+
+    const SLOT_BYTES: usize = 4096;
+    const SLOT_COUNT: u32 = 3_000;
+
+    /// Two memories of this process, of which one is taken for another process's.
+    struct Rig {
+        here: Memory,
+        there: Memory,
+        process: PeerProcess,
+        visited: Visited,
+        _socket: UnixStream,
+    }
+
+    fn geometry(stride_bytes: u64) -> PoolGeometry {
+        PoolGeometry {
+            offset_bytes: 0,
+            stride_bytes,
+            slot_bytes: SLOT_BYTES as u64,
+            slot_count: SLOT_COUNT,
+        }
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let bytes = 2 * SLOT_BYTES as u64 * u64::from(SLOT_COUNT);
+            let (here, there) = (Memory::host(bytes).unwrap(), Memory::host(bytes).unwrap());
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let process = PeerProcess::of(&theirs).unwrap();
+            let id = RegionId(4);
+            let region = RegionInfo {
+                id,
+                generation: 1,
+                len_bytes: bytes,
+                kind: MemoryKind::Host,
+            };
+            // Every other host page there, all of them here: many vectors against few.
+            let pool = PoolInfo {
+                id: PoolId(9),
+                region: id,
+                geometry: geometry(2 * SLOT_BYTES as u64),
+            };
+            let metadata = AgentMetadata {
+                incarnation: Incarnation(1),
+                name: "there".into(),
+                regions: vec![region],
+                pools: vec![pool],
+                app: bytes::Bytes::new(),
+            };
+            let places = [(id, there.base_ptr().expose_provenance() as u64)];
+            let permission = Permission::grant(&process);
+            let visited = Visited::new(&metadata, &places.into(), permission);
+            Self {
+                here,
+                there,
+                process,
+                visited,
+                _socket: ours,
+            }
+        }
+
+        /// Slots `0..slot_count` of both sides.
+        fn copy(&self, op: Op, slot_count: u32) -> Result<(), Error> {
+            let span = PoolSpan::new(
+                self.here.base_ptr(),
+                self.here.len_bytes(),
+                geometry(SLOT_BYTES as u64),
+            );
+            let local = span.unwrap().run(0, slot_count).unwrap();
+            let remote = RemoteRun {
+                pool: PoolId(9),
+                generation: 1,
+                slot: 0,
+                slot_count,
+            };
+            let posted = PostedOp {
+                id: OpId(1),
+                op,
+                bytes: local.payload_bytes(),
+                runs: Arc::new(RunPairs {
+                    local: vec![local],
+                    remote: vec![remote],
+                }),
+                arrival: None,
+            };
+            let is_closing = AtomicBool::new(false);
+            let copying = Copying::new(&self.process, &is_closing);
+            self.visited.copy(&posted, &copying)
+        }
+    }
+
+    fn fill(memory: &mut Memory, stride_bytes: u64) {
+        for slot in 0..SLOT_COUNT {
+            let at = u64::from(slot) * stride_bytes;
+            let value = slot.to_le_bytes().repeat(SLOT_BYTES / 4);
+            memory.write_at(at, &value).unwrap();
+        }
+    }
+
+    fn check(memory: &mut Memory, stride_bytes: u64) {
+        let mut found = vec![0; SLOT_BYTES];
+        for slot in 0..SLOT_COUNT {
+            let at = u64::from(slot) * stride_bytes;
+            memory.read_at(at, &mut found).unwrap();
+            assert_eq!(
+                found,
+                slot.to_le_bytes().repeat(SLOT_BYTES / 4),
+                "slot {slot}"
+            );
+        }
+    }
+
+    #[test]
+    fn more_vectors_than_one_call_takes_keep_their_order_both_ways() {
+        let (dense, sparse) = (SLOT_BYTES as u64, 2 * SLOT_BYTES as u64);
+        let mut rig = Rig::new();
+        fill(&mut rig.here, dense);
+        rig.copy(Op::Write, SLOT_COUNT).unwrap();
+        check(&mut rig.there, sparse);
+        let mut gap = vec![1; SLOT_BYTES];
+        rig.there.read_at(dense, &mut gap).unwrap();
+        assert_eq!(gap, vec![0; SLOT_BYTES], "between the slots");
+
+        let mut rig = Rig::new();
+        fill(&mut rig.there, sparse);
+        rig.copy(Op::Read, SLOT_COUNT).unwrap();
+        check(&mut rig.here, dense);
+    }
+
+    #[test]
+    fn a_copy_that_stops_half_way_says_where() {
+        use rustix::mm::{MprotectFlags, mprotect};
+        let rig = Rig::new();
+        let protect = |flags| {
+            let slot = rig.there.base_ptr().wrapping_add(2 * SLOT_BYTES * 1_500);
+            // SAFETY: I-21: a slot of a mapped memory that nobody else uses; nothing is unmapped.
+            unsafe { mprotect(slot.cast(), SLOT_BYTES, flags).unwrap() };
+        };
+        protect(MprotectFlags::empty());
+        for (op, call) in [
+            (Op::Write, "process_vm_writev"),
+            (Op::Read, "process_vm_readv"),
+        ] {
+            let error = rig.copy(op, SLOT_COUNT).unwrap_err();
+            let expected = ErrorKind::CopyFailed {
+                call,
+                errno: libc::EFAULT,
+                moved_bytes: 1_500 * SLOT_BYTES as u64,
+                bytes: u64::from(SLOT_COUNT) * SLOT_BYTES as u64,
+            };
+            assert_eq!(*error.kind(), expected);
+            rig.copy(op, 1_500).unwrap();
+        }
+        protect(MprotectFlags::READ | MprotectFlags::WRITE);
+        rig.copy(Op::Write, SLOT_COUNT).unwrap();
+    }
+
+    #[test]
+    fn slots_outside_are_refused_before_a_call() {
+        let mut rig = Rig::new();
+        let slot_count = 100;
+        let metadata = AgentMetadata {
+            incarnation: Incarnation(1),
+            name: "there".into(),
+            regions: vec![RegionInfo {
+                id: RegionId(4),
+                generation: 1,
+                len_bytes: rig.there.len_bytes(),
+                kind: MemoryKind::Host,
+            }],
+            pools: vec![PoolInfo {
+                id: PoolId(9),
+                region: RegionId(4),
+                geometry: PoolGeometry {
+                    slot_count,
+                    ..geometry(SLOT_BYTES as u64)
+                },
+            }],
+            app: bytes::Bytes::new(),
+        };
+        let permission = Permission::grant(&rig.process);
+        let places = [(RegionId(4), rig.there.base_ptr().expose_provenance() as u64)];
+        rig.visited = Visited::new(&metadata, &places.into(), permission);
+        fill(&mut rig.here, SLOT_BYTES as u64);
+        let error = rig.copy(Op::Write, slot_count + 1).unwrap_err();
+        let expected = ErrorKind::SlotOutOfRange {
+            pool: PoolId(9),
+            slot: 0,
+            slot_count,
+        };
+        assert_eq!(*error.kind(), expected);
+        let mut first = [1; 4];
+        rig.there.read_at(SLOT_BYTES as u64, &mut first).unwrap();
+        assert_eq!(first, [0; 4], "nothing was copied");
+        // An address whose memory would end beyond the last one places nothing.
+        let permission = Permission::grant(&rig.process);
+        rig.visited = Visited::new(&metadata, &[(RegionId(4), u64::MAX - 5)].into(), permission);
+        let error = rig.copy(Op::Write, 1).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::UnknownPool { pool: PoolId(9) });
+    }
+
+    #[test]
+    fn a_probe_reads_what_stands_there_or_says_why_not() {
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let process = PeerProcess::of(&theirs).unwrap();
+        let nonce = Box::new([7; NONCE_BYTES]);
+        let address = nonce.as_ptr().expose_provenance() as u64;
+        assert_eq!(probe(&process, address, &nonce), Ok(()));
+        let other = probe(&process, address, &[8; NONCE_BYTES]).unwrap_err();
+        assert_eq!(other.errno, None);
+        let unmapped = probe(&process, 8, &nonce).unwrap_err();
+        assert_eq!(unmapped.errno, Some(libc::EFAULT));
+        assert_eq!(unmapped.pid, getpid().as_raw_nonzero().get());
     }
 }

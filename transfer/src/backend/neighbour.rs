@@ -48,7 +48,13 @@ pub(super) struct Copying<'a> {
     is_closing: &'a AtomicBool,
 }
 
-impl Copying<'_> {
+impl<'a> Copying<'a> {
+    pub(super) fn new(process: &'a PeerProcess, is_closing: &'a AtomicBool) -> Self {
+        Self {
+            process,
+            is_closing,
+        }
+    }
     /// Asked between two pieces.
     pub(super) fn go_on(&self) -> Result<(), Error> {
         match self.is_closing.load(Ordering::Relaxed) {
@@ -232,10 +238,7 @@ impl<R: Reach> Link for NeighbourLink<R> {
         let shared = &self.shared;
         // Held over the copy, so that a goodbye comes only after it.
         let mut sender = shared.channel.sender()?;
-        let copying = Copying {
-            process: &shared.process,
-            is_closing: &shared.is_closing,
-        };
+        let copying = Copying::new(&shared.process, &shared.is_closing);
         shared.reach.copy(op, &copying)?;
         // The socket orders the copies before the frame; this tells the compiler.
         fence(Ordering::Release);

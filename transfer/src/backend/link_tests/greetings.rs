@@ -237,3 +237,50 @@ fn memory_that_does_not_fit_the_metadata_is_refused() {
     );
     assert!(b.await_refusal().contains("does not fit the metadata"));
 }
+
+/// One name, two ways to the memory behind it: whoever comes the other way is told so.
+#[test]
+fn mapped_memory_and_copies_by_the_kernel_do_not_meet() {
+    let hints = ["(shm)", "(cma)"];
+    let Address::Shm(socket) = &addresses("ways")[0] else {
+        panic!("not a shm address")
+    };
+    let both = [Address::Shm(socket.clone()), Address::Cma(socket.clone())];
+    for (listens, connects) in [(0, 1), (1, 0)] {
+        let b = Host::new("b");
+        let _listener = listen(&both[listens], b.clone()).unwrap();
+        let error = connect(&both[connects], soon(), &*Host::new("a"))
+            .err()
+            .unwrap();
+        let ErrorKind::HandshakeRefused { reason, .. } = error.kind() else {
+            panic!("{error}")
+        };
+        assert!(reason.contains(hints[connects]), "{reason}");
+        let reason = b.await_refusal();
+        assert!(reason.contains(hints[connects]), "{reason}");
+    }
+}
+
+/// Places that do not fit what was said about the regions.
+#[test]
+fn places_of_another_registration_are_refused() {
+    struct Liar(Arc<Host>);
+    impl LinkHost for Liar {
+        fn introduction(&self) -> Introduction {
+            let mut introduction = self.0.introduction();
+            introduction.regions[0].generation += 1;
+            introduction
+        }
+        fn secret(&self) -> Option<Vec<u8>> {
+            None
+        }
+        fn established(&self, _: Established) {}
+        fn refused(&self, _: String, _: String) {}
+    }
+    let b = Host::new("b");
+    let address = &addresses("places")[3];
+    let _listener = listen(address, b.clone()).unwrap();
+    assert!(connect(address, soon(), &Liar(Host::new("liar"))).is_err());
+    let reason = b.await_refusal();
+    assert!(reason.contains("does not fit the metadata"), "{reason}");
+}
