@@ -43,7 +43,7 @@ fn hit(
 
 #[test]
 fn a_killed_role_ends_the_run_with_3() {
-    for transport in ["shm", "tcp"] {
+    for transport in ["shm", "tcp", "cma"] {
         for (role, phase) in [
             ("prefill", "prefill"),
             ("decode", "decode"),
@@ -67,7 +67,7 @@ fn a_killed_role_ends_the_run_with_3() {
 
 #[test]
 fn a_killed_launcher_takes_everything_with_it() {
-    for transport in ["shm", "tcp"] {
+    for transport in ["shm", "tcp", "cma"] {
         let (run, took) = hit(transport, "launcher", "decode", Signal::KILL, &[]);
         assert_eq!(run.code, None);
         assert!(took < END_LIMIT, "{transport}: {took:?}");

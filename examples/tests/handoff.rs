@@ -43,7 +43,7 @@ fn identical(args: &[&str]) -> serde_json::Value {
 
 #[test]
 fn every_transport_at_lengths_around_every_boundary() {
-    for transport in ["shm", "tcp", "local"] {
+    for transport in ["shm", "tcp", "cma", "local"] {
         for tokens in [
             "1", "3", "4", "5", "127", "128", "129", "131", "255", "256", "257",
         ] {

@@ -385,7 +385,7 @@ fn a_stopped_reader_changes_nothing_and_gets_everything_later() {
         let last = handles.last().unwrap();
         let status = last.wait(a_while());
         // Mapped memory needs no reader; a socket does.
-        let is_mapped = matches!(address, Address::Shm(_));
+        let is_mapped = matches!(address, Address::Shm(_) | Address::Cma(_));
         assert!(
             matches!(status, Status::InFlight) != is_mapped,
             "{status:?}"
@@ -441,7 +441,7 @@ fn the_destination_of_a_read_is_held_while_its_source_is_stopped() {
         last.cancel();
         let status = last.wait(a_while());
         // Mapped memory needs nobody's help; a socket does. What was queued can be taken back.
-        let needs_help = !matches!(address, Address::Shm(_));
+        let needs_help = !matches!(address, Address::Shm(_) | Address::Cma(_));
         let first = handles.first().unwrap();
         first.cancel();
         let first = first.wait(a_while());

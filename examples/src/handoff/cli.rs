@@ -187,7 +187,7 @@ struct PrefillArgs {
 
 #[derive(Args, Debug)]
 struct RemoteArgs {
-    /// How the bytes travel; shm reaches only a peer on this host
+    /// How the bytes travel; shm and cma reach only a peer on this host
     #[arg(long, value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
     /// A shared secret; needed for any address that is not loopback

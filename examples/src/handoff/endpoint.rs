@@ -1,7 +1,7 @@
 //! Addresses as people write them, and as a launcher passes them on.
 //!
-//! Two hosts speak TCP. `--transport shm` works between two processes of one host only; there the port is
-//! still taken as a TCP port, so that it is free, unique and printable, and the sides meet at an abstract
+//! Two hosts speak TCP. `--transport shm` and `cma` work between two processes of one host only; there the port
+//! is still taken as a TCP port, so that it is free, unique and printable, and the sides meet at an abstract
 //! socket whose name is made of it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -34,7 +34,7 @@ pub enum Target {
 pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failure> {
     Ok(match transport {
         Transport::Local => Target::InProcess(text.to_owned()),
-        Transport::Shm => Target::Agent(vec![Address::Shm(text.to_owned())]),
+        Transport::Shm | Transport::Cma => Target::Agent(vec![named(transport, text.to_owned())]),
         Transport::Tcp => Target::Agent(
             resolve("connect", text)?
                 .into_iter()
@@ -49,7 +49,7 @@ pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failur
 pub fn private(transport: Transport) -> Listening {
     let address = match transport {
         Transport::Tcp => Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
-        Transport::Shm | Transport::Local => Address::Shm(private_name()),
+        Transport::Shm | Transport::Cma | Transport::Local => named(transport, private_name()),
     };
     Listening {
         address,
@@ -80,22 +80,22 @@ pub fn listen(text: &str, transport: Transport, has_token: bool) -> Result<Liste
             address: Address::Tcp(address),
             reservation: None,
         }),
-        Transport::Shm => {
-            refuse_other_host("listen", text, address.ip())?;
+        Transport::Shm | Transport::Cma => {
+            refuse_other_host("listen", text, address.ip(), transport)?;
             let reservation = TcpListener::bind(address).map_err(|error| in_use(text, &error))?;
             let port = reservation
                 .local_addr()
                 .map_err(|error| in_use(text, &error))?
                 .port();
             Ok(Listening {
-                address: Address::Shm(meeting_name(port)),
+                address: named(transport, meeting_name(port)),
                 reservation: Some(reservation),
             })
         }
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm or tcp for a side on its own",
+            "shm, cma or tcp for a side on its own",
         )),
     }
 }
@@ -111,20 +111,28 @@ pub fn connect(text: &str, transport: Transport, has_token: bool) -> Result<Targ
             "a loopback address, or --auth-token-file on both sides",
         )),
         Transport::Tcp => Ok(Target::Agent(found.into_iter().map(Address::Tcp).collect())),
-        Transport::Shm => {
+        Transport::Shm | Transport::Cma => {
             for address in &found {
-                refuse_other_host("connect", text, address.ip())?;
+                refuse_other_host("connect", text, address.ip(), transport)?;
             }
             let ports = found
                 .iter()
-                .map(|address| Address::Shm(meeting_name(address.port())));
+                .map(|address| named(transport, meeting_name(address.port())));
             Ok(Target::Agent(ports.take(1).collect()))
         }
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm or tcp for a side on its own",
+            "shm, cma or tcp for a side on its own",
         )),
+    }
+}
+
+/// An address on this host.
+fn named(transport: Transport, name: String) -> Address {
+    match transport {
+        Transport::Cma => Address::Cma(name),
+        _ => Address::Shm(name),
     }
 }
 
@@ -132,15 +140,18 @@ fn meeting_name(port: u16) -> String {
     format!("kvgate-pd-handoff-port-{port}")
 }
 
-fn refuse_other_host(field: &str, text: &str, ip: IpAddr) -> Result<(), Failure> {
+fn refuse_other_host(
+    field: &str,
+    text: &str,
+    ip: IpAddr,
+    transport: Transport,
+) -> Result<(), Failure> {
     if ip.is_loopback() {
         return Ok(());
     }
-    Err(Failure::input(
-        field,
-        text,
-        "a loopback address: --transport shm reaches only this host",
-    ))
+    let id = transport.id();
+    let expected = format!("a loopback address: --transport {id} reaches only this host");
+    Err(Failure::input(field, text, &expected))
 }
 
 const EXPECTED: &str = "HOST:PORT with a host name, an IPv4 address or a bracketed IPv6 address";
@@ -184,7 +195,7 @@ pub fn to_text(listening: &Listening, bound: &Address) -> String {
     match (reserved, bound) {
         (Some(address), _) => address.to_string(),
         (None, Address::Tcp(address)) => address.to_string(),
-        (None, Address::Shm(name)) => name.clone(),
+        (None, Address::Shm(name) | Address::Cma(name)) => name.clone(),
         (None, other) => format!("{other:?}"),
     }
 }
@@ -216,6 +227,11 @@ mod tests {
         assert!(listen("0.0.0.0:0", Transport::Tcp, true).is_ok());
         assert!(listen("0.0.0.0:0", Transport::Shm, true).is_err());
         assert!(connect("192.0.2.1:7000", Transport::Shm, true).is_err());
+        let refused = connect("192.0.2.1:7000", Transport::Cma, true).unwrap_err();
+        assert!(
+            format!("{refused:?}").contains("--transport cma"),
+            "{refused:?}"
+        );
         assert!(connect("192.0.2.1:7000", Transport::Tcp, false).is_err());
         assert!(connect("[::1]:7000", Transport::Tcp, false).is_ok());
         assert!(connect("localhost:7000", Transport::Shm, false).is_ok());

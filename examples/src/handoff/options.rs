@@ -16,6 +16,8 @@ pub enum Transport {
     Shm,
     /// A TCP connection.
     Tcp,
+    /// Two processes between whose memories the kernel copies.
+    Cma,
     /// Threads of one process.
     Local,
 }
@@ -64,6 +66,7 @@ impl Transport {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Cma => "cma",
             Self::Local => "local",
         }
     }

@@ -240,7 +240,7 @@ pub struct Report {
     pub steps: u32,
     /// C.
     pub chunk: u32,
-    /// `shm`, `tcp` or `local`.
+    /// `shm`, `tcp`, `cma` or `local`.
     pub transport: String,
     /// Storage of the indexer keys.
     pub index_k: String,

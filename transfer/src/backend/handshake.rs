@@ -276,7 +276,7 @@ impl Handshake<'_> {
             let address = region.memory.base_ptr().expose_provenance() as u64;
             wire::append_place(&mut words, region.id, region.generation, address);
         }
-        draw(&mut *self.nonce)?;
+        draw(&mut self.nonce)?;
         let address = self.nonce.as_ptr().expose_provenance() as u64;
         wire::append_probe(&mut words, address, &self.nonce);
         self.send(&words)
