@@ -133,8 +133,8 @@ pub use config::UcxConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;
 pub use engine::{
-    ArrivalSink, FlightLedger, Op, Outstanding, PreparedTransfer, Quiesced, ShutdownReport, Status,
-    TransferHandle, Unquiet,
+    ArrivalSink, FlightLedger, Op, Outstanding, PreparedTransfer, Priority, Quiesced,
+    ShutdownReport, Status, TransferHandle, Unquiet,
 };
 pub use error::{Cause, Error, ErrorKind, PlanFault, Side, WriterFault};
 pub use ids::{

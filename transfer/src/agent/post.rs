@@ -10,7 +10,7 @@ use crate::{
         FlightLedger, Op, PreparedTransfer, TransferHandle,
         handle::{Operation, Resources},
         peer::Peer,
-        queue::{OpSlot, Queue},
+        queue::{OpSlot, Priority, Queue},
     },
     error::{Error, ErrorKind},
     obs::{Event, add},
@@ -28,6 +28,8 @@ pub struct PostOptions {
     pub keepalive: Option<Box<dyn Any + Send>>,
     /// Counts the operation until it is terminal.
     pub ledger: Option<Arc<FlightLedger>>,
+    /// Which operations of this peer go first.
+    pub priority: Priority,
     /// The operation is not executed until this gate opens.
     #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub hold: Option<Arc<crate::fault::HoldGate>>,
@@ -72,8 +74,8 @@ impl Agent {
         options: PostOptions,
         deadline: Deadline,
     ) -> Result<TransferHandle, PostError> {
-        self.post_with(transfer, source, options, |queue| {
-            Queue::reserve_within(queue, deadline)
+        self.post_with(transfer, source, options, |queue, priority| {
+            Queue::reserve_within(queue, priority, deadline)
         })
     }
 
@@ -82,7 +84,7 @@ impl Agent {
         transfer: &PreparedTransfer,
         source: SourceReady,
         mut options: PostOptions,
-        reserve: impl FnOnce(&Arc<Queue>) -> Result<OpSlot, Error>,
+        reserve: impl FnOnce(&Arc<Queue>, Priority) -> Result<OpSlot, Error>,
     ) -> Result<TransferHandle, PostError> {
         let checked = check_source(&source, transfer);
         match checked.and_then(|()| self.admit(transfer, &mut options, reserve)) {
@@ -108,14 +110,14 @@ impl Agent {
         &self,
         transfer: &PreparedTransfer,
         options: &mut PostOptions,
-        reserve: impl FnOnce(&Arc<Queue>) -> Result<OpSlot, Error>,
+        reserve: impl FnOnce(&Arc<Queue>, Priority) -> Result<OpSlot, Error>,
     ) -> Result<TransferHandle, Error> {
         let engine = self.engine();
         if engine.is_stopping() {
             return Err(ErrorKind::Closed.into());
         }
         let peer: Arc<Peer> = engine.peer(transfer.peer)?;
-        let slot = reserve(&peer.queue)?;
+        let slot = reserve(&peer.queue, options.priority)?;
         let regions = engine.regions.hold_all(&transfer.local_regions)?;
         let remote = peer.hold_regions(&transfer.remote_regions)?;
         let outstanding = match &options.ledger {
@@ -151,7 +153,10 @@ impl Agent {
             bytes: transfer.bytes(),
             descriptor_count: transfer.descriptor_count(),
         });
-        if let Err(error) = peer.queue.push_operation(operation.clone()) {
+        if let Err(error) = peer
+            .queue
+            .push_operation(operation.clone(), options.priority)
+        {
             // The connection ended between the reservation and here: the operation was admitted and has
             // failed, which the handle tells.
             engine.end(&operation, Err(error));
@@ -199,6 +204,7 @@ impl fmt::Debug for PostOptions {
             .field("arrival", &self.arrival)
             .field("has_keepalive", &self.keepalive.is_some())
             .field("ledger", &self.ledger)
+            .field("priority", &self.priority)
             .finish_non_exhaustive()
     }
 }

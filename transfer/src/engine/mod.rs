@@ -28,6 +28,7 @@ use bytes::Bytes;
 pub use flight::ArrivalSink;
 pub use handle::{Status, TransferHandle};
 pub use prepared::{Op, PreparedTransfer};
+pub use queue::Priority;
 pub use quiesce::{FlightLedger, Outstanding, Quiesced, Unquiet};
 pub use shutdown::ShutdownReport;
 

@@ -5,6 +5,9 @@
 //! the operation is terminal, so the bound covers what is queued and what is under way.
 //! **What is protected by what.** One mutex guards all of it. Closing wakes the worker and everybody who
 //! waits for room.
+//! **Order.** Everything of the foreground, operations and frames alike, leaves in the order in which it came.
+//! A background operation waits until nothing of the foreground is queued, but not for more than
+//! [`TURNS`] operations in a row, and background operations never take more than half of the places.
 //! **Lock order.** The mutex is a leaf.
 
 use std::collections::VecDeque;
@@ -18,6 +21,20 @@ use crate::{
     ids::PeerId,
     sync::Arc,
 };
+
+/// Foreground items that may pass a waiting background operation before it gets its turn.
+const TURNS: u32 = 16;
+
+/// Which operations of one peer go first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Somebody waits for the bytes: hand-offs, loads.
+    #[default]
+    Foreground,
+    /// Nobody waits: backups, prefetches. Goes when nothing of the foreground is queued, at the latest after
+    /// 16 items of it; not in order with [`crate::Agent::send`].
+    Background,
+}
 
 /// What the worker does next.
 #[derive(Debug)]
@@ -45,8 +62,13 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct State {
     items: VecDeque<Item>,
+    background: VecDeque<Item>,
+    /// Foreground items that have passed the first of the background.
+    passed_count: u32,
     /// Operations queued or under way.
     op_count: usize,
+    /// Those of the background among them.
+    background_count: usize,
     /// Frames queued.
     frame_count: usize,
     /// Reads of the peer queued.
@@ -58,7 +80,7 @@ struct State {
 /// The place of one operation; given back on drop.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct OpSlot(Arc<Queue>);
+pub(crate) struct OpSlot(Arc<Queue>, Priority);
 
 impl Queue {
     pub(crate) fn new(peer: PeerId, op_capacity: usize, frame_capacity: usize) -> Arc<Self> {
@@ -71,30 +93,43 @@ impl Queue {
     }
 
     /// A place, if there is one now.
-    pub(crate) fn reserve(this: &Arc<Self>) -> Result<OpSlot, Error> {
-        match this.state.with(|state| state.reserve(this.op_capacity)) {
-            Some(Ok(())) => Ok(OpSlot(this.clone())),
+    pub(crate) fn reserve(this: &Arc<Self>, priority: Priority) -> Result<OpSlot, Error> {
+        let capacity = this.op_capacity;
+        match this.state.with(|state| state.reserve(capacity, priority)) {
+            Some(Ok(())) => Ok(OpSlot(this.clone(), priority)),
             Some(Err(cause)) => Err(this.down(cause)),
             None => Err(this.full(this.op_capacity)),
         }
     }
 
     /// A place; blocks until there is one, the queue closes, or the deadline passes.
-    pub(crate) fn reserve_within(this: &Arc<Self>, deadline: Deadline) -> Result<OpSlot, Error> {
+    pub(crate) fn reserve_within(
+        this: &Arc<Self>,
+        priority: Priority,
+        deadline: Deadline,
+    ) -> Result<OpSlot, Error> {
         match this
             .state
-            .wait(deadline, |state| state.reserve(this.op_capacity))
+            .wait(deadline, |state| state.reserve(this.op_capacity, priority))
         {
-            Some(Ok(())) => Ok(OpSlot(this.clone())),
+            Some(Ok(())) => Ok(OpSlot(this.clone(), priority)),
             Some(Err(cause)) => Err(this.down(cause)),
             None => Err(this.full(this.op_capacity)),
         }
     }
 
     /// Hands an operation with a place to the worker.
-    pub(crate) fn push_operation(&self, operation: Arc<Operation>) -> Result<(), Error> {
+    pub(crate) fn push_operation(
+        &self,
+        operation: Arc<Operation>,
+        priority: Priority,
+    ) -> Result<(), Error> {
+        let item = Item::Operation(operation);
         self.push(|state| {
-            state.items.push_back(Item::Operation(operation));
+            match priority {
+                Priority::Foreground => state.items.push_back(item),
+                Priority::Background => state.background.push_back(item),
+            }
             Ok(())
         })
     }
@@ -188,14 +223,19 @@ impl Queue {
             state.progress = None;
             state.frame_count = 0;
             state.request_count = 0;
-            std::mem::take(&mut state.items).into()
+            let background = std::mem::take(&mut state.background);
+            std::mem::take(&mut state.items)
+                .into_iter()
+                .chain(background)
+                .collect()
         })
     }
 
     /// Blocks until every frame was taken by the worker, or the queue is closed; `false` at the deadline.
     pub(crate) fn wait_drained(&self, deadline: Deadline) -> bool {
         let drained = |state: &mut State| {
-            (state.closed.is_some() || (state.items.is_empty() && state.op_count == 0))
+            (state.closed.is_some()
+                || (state.items.is_empty() && state.background.is_empty() && state.op_count == 0))
                 .then_some(())
         };
         self.state.wait(deadline, drained).is_some()
@@ -219,14 +259,17 @@ impl Queue {
 }
 
 impl State {
-    fn reserve(&mut self, capacity: usize) -> Option<Result<(), Cause>> {
+    fn reserve(&mut self, capacity: usize, priority: Priority) -> Option<Result<(), Cause>> {
         if let Some(cause) = &self.closed {
             return Some(Err(cause.clone()));
         }
-        if self.op_count >= capacity {
+        let is_background = priority == Priority::Background;
+        let is_over = is_background && self.background_count >= (capacity / 2).max(1);
+        if self.op_count >= capacity || is_over {
             return None;
         }
         self.op_count += 1;
+        self.background_count += usize::from(is_background);
         Some(Ok(()))
     }
 
@@ -235,7 +278,7 @@ impl State {
         if let Some(counter) = self.progress.take() {
             return Some(Item::Progress(counter));
         }
-        let item = self.items.pop_front()?;
+        let item = self.pop_by_priority()?;
         match item {
             Item::Frame(_) => self.frame_count -= 1,
             Item::Request(_) => self.request_count -= 1,
@@ -245,9 +288,28 @@ impl State {
     }
 }
 
+impl State {
+    fn pop_by_priority(&mut self) -> Option<Item> {
+        let is_its_turn = self.items.is_empty() || self.passed_count >= TURNS;
+        if is_its_turn && let Some(item) = self.background.pop_front() {
+            self.passed_count = 0;
+            return Some(item);
+        }
+        let item = self.items.pop_front()?;
+        if !self.background.is_empty() {
+            self.passed_count += 1;
+        }
+        Some(item)
+    }
+}
+
 impl Drop for OpSlot {
     fn drop(&mut self) {
-        self.0.state.update(|state| state.op_count -= 1);
+        let is_background = self.1 == Priority::Background;
+        self.0.state.update(|state| {
+            state.op_count -= 1;
+            state.background_count -= usize::from(is_background);
+        });
     }
 }
 
@@ -259,21 +321,25 @@ mod tests {
     #[test]
     fn a_full_queue_is_retryable_and_a_freed_place_is_taken() {
         let queue = Queue::new(PeerId(1), 1, 1);
-        let slot = Queue::reserve(&queue).unwrap();
-        let error = Queue::reserve(&queue).unwrap_err();
+        let slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
+        let error = Queue::reserve(&queue, Priority::Foreground).unwrap_err();
         assert!(error.is_retryable(), "{error}");
-        assert!(Queue::reserve_within(&queue, Deadline::after_ms(1)).is_err());
+        assert!(
+            Queue::reserve_within(&queue, Priority::Foreground, Deadline::after_ms(1)).is_err()
+        );
         drop(slot);
-        let _slot = Queue::reserve(&queue).unwrap();
+        let _slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
     }
 
     #[test]
     fn closing_wakes_whoever_waits_for_room_and_the_worker() {
         let queue = Queue::new(PeerId(1), 1, 1);
-        let _slot = Queue::reserve(&queue).unwrap();
+        let _slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
         std::thread::scope(|scope| {
-            let waiter =
-                scope.spawn(|| Queue::reserve_within(&queue, Deadline::after_ms(60_000)).err());
+            let waiter = scope.spawn(|| {
+                Queue::reserve_within(&queue, Priority::Foreground, Deadline::after_ms(60_000))
+                    .err()
+            });
             let worker = scope.spawn(|| queue.next().is_none());
             queue.close(Cause::Shutdown);
             let error = waiter.join().unwrap().unwrap();
@@ -286,6 +352,44 @@ mod tests {
             );
             assert!(worker.join().unwrap());
         });
+    }
+
+    #[test]
+    fn the_background_waits_for_the_foreground_but_not_for_ever() {
+        let queue = Queue::new(PeerId(1), 4, 64);
+        let background = Item::Frame(vec![0]);
+        queue.state.with(|state| {
+            state.frame_count += 1;
+            state.background.push_back(background);
+        });
+        for number in 1..=TURNS + 2 {
+            queue.push_frame(vec![number as u8]).unwrap();
+        }
+        let order: Vec<u8> = std::iter::from_fn(|| queue.try_next())
+            .map(|item| match item {
+                Item::Frame(bytes) => bytes[0],
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let turns = TURNS as u8;
+        let expected: Vec<u8> = (1..=turns).chain([0, turns + 1, turns + 2]).collect();
+        assert_eq!(order, expected);
+    }
+
+    #[test]
+    fn the_background_takes_half_of_the_places_at_most() {
+        let queue = Queue::new(PeerId(1), 4, 1);
+        let reserve = |priority| Queue::reserve(&queue, priority);
+        let held: Vec<_> = (0..2)
+            .map(|_| reserve(Priority::Background).unwrap())
+            .collect();
+        assert!(reserve(Priority::Background).unwrap_err().is_retryable());
+        let _others: Vec<_> = (0..2)
+            .map(|_| reserve(Priority::Foreground).unwrap())
+            .collect();
+        assert!(reserve(Priority::Foreground).is_err());
+        drop(held);
+        let _again = reserve(Priority::Background).unwrap();
     }
 
     #[test]
