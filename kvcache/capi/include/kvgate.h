@@ -49,6 +49,9 @@
 // Bytes of a buffer that every address fits into, with its closing zero.
 #define KV_ADDRESS_BYTES 128
 
+// Bytes of a digest and of a fingerprint.
+#define KV_DIGEST_BYTES 32
+
 // What every call returns. `KV_STATUS_OK` is 0. A call that returns anything else has changed nothing,
 // unless its documentation says so; `kv_last_error_message` says what was wrong, with the values.
 typedef enum kv_status {
@@ -93,6 +96,14 @@ typedef enum kv_status {
   KV_STATUS_INTERNAL = 17,
 } kv_status;
 
+// What a read lease allows.
+typedef enum kv_access {
+  // Reading.
+  KV_ACCESS_READ = 1,
+  // Reading, and writing rows behind those that landed. One lease of a flight at a time.
+  KV_ACCESS_APPEND = 2,
+} kv_access;
+
 // What carries a connection.
 typedef enum kv_backend {
   // Another one.
@@ -104,6 +115,26 @@ typedef enum kv_backend {
   // A TCP connection.
   KV_BACKEND_TCP = 3,
 } kv_backend;
+
+// The kinds of buffers that a layer can have.
+typedef enum kv_component {
+  // Latents of the sliding window; every layer but the draft block.
+  KV_COMPONENT_SWA_LATENT = 0,
+  // Compressed latents of ratio 4.
+  KV_COMPONENT_C4_LATENT = 1,
+  // Indexer keys of ratio 4.
+  KV_COMPONENT_INDEX_K = 2,
+  // Compressed latents of ratio 128.
+  KV_COMPONENT_C128_LATENT = 3,
+  // Projections of the open and the last group of ratio 4.
+  KV_COMPONENT_C4_STATE = 4,
+  // The same for the indexer's compressor.
+  KV_COMPONENT_INDEX_STATE = 5,
+  // Running softmax of the open group of ratio 128.
+  KV_COMPONENT_C128_STATE = 6,
+  // Latents of the draft block's window.
+  KV_COMPONENT_MTP_LATENT = 7,
+} kv_component;
 
 // What has happened.
 typedef enum kv_event_kind {
@@ -118,6 +149,24 @@ typedef enum kv_event_kind {
   KV_EVENT_KIND_REFUSED = 4,
 } kv_event_kind;
 
+// How an indexer key is stored.
+typedef enum kv_index_k_format {
+  // 128 bf16 values.
+  KV_INDEX_K_FORMAT_BF16 = 1,
+  // 128 e4m3 values and one f32 scale.
+  KV_INDEX_K_FORMAT_FP8 = 2,
+  // One f32 per channel.
+  KV_INDEX_K_FORMAT_F32 = 3,
+} kv_index_k_format;
+
+// How a latent row is stored.
+typedef enum kv_latent_format {
+  // 584 bytes: 448 e4m3 and 64 bf16 values, 7 ue8m0 scales. Needs `head_dim` 512 and a rope of 64.
+  KV_LATENT_FORMAT_PACKED_FP8 = 1,
+  // One f32 per channel.
+  KV_LATENT_FORMAT_F32 = 2,
+} kv_latent_format;
+
 // Where memory lives.
 typedef enum kv_memory_kind {
   // Anonymous memory of this process.
@@ -127,10 +176,36 @@ typedef enum kv_memory_kind {
   KV_MEMORY_KIND_SHARED = 2,
 } kv_memory_kind;
 
-// What orders the writing of the source before its sending.
+// Which way a transfer goes.
+typedef enum kv_op {
+  // Local slots are copied into slots of the peer.
+  KV_OP_WRITE = 1,
+  // Slots of the peer are copied into local slots. The peer has to keep them as they are until it is told
+  // that the read has ended; the transfer itself tells it nothing.
+  KV_OP_READ = 2,
+} kv_op;
+
+// How the bytes of a row lie in a page.
+typedef enum kv_row_format {
+  // 448 e4m3 and 64 bf16 values; 7 ue8m0 scales and a pad byte in the scale section of the page.
+  KV_ROW_FORMAT_LATENT_V4 = 1,
+  // `channels` f32 values.
+  KV_ROW_FORMAT_F32 = 2,
+  // 128 e4m3 values; one f32 in the scale section of the page.
+  KV_ROW_FORMAT_INDEX_FP8 = 3,
+  // 128 bf16 values.
+  KV_ROW_FORMAT_INDEX_BF16 = 4,
+  // `parts` vectors of `channels` f32 values, one after the other.
+  KV_ROW_FORMAT_F32_ROWS = 5,
+} kv_row_format;
+
+// What orders the writing of the source before the transfer.
 typedef enum kv_source {
-  // The calling thread has written the bytes, or has synchronised with the thread that did.
+  // For a write: the calling thread has written the bytes, or has synchronised with the thread that did.
   KV_SOURCE_HOST_WRITTEN = 1,
+  // For a read: the peer has said in a message that its slots are complete and stay as they are, and the
+  // calling thread has taken that message, or has synchronised with the thread that did.
+  KV_SOURCE_ANNOUNCED = 2,
 } kv_source;
 
 // The state of a gate.
@@ -157,6 +232,16 @@ typedef enum kv_transfer_state {
   KV_TRANSFER_STATE_UNKNOWN = 4,
 } kv_transfer_state;
 
+// How much of what arrives is verified.
+typedef enum kv_verify {
+  // Nothing.
+  KV_VERIFY_OFF = 0,
+  // Whom each page is for, and the checksum of its live rows; the writers send both along.
+  KV_VERIFY_CANARY = 1,
+  // The checksum only.
+  KV_VERIFY_CHECKSUM = 2,
+} kv_verify;
+
 // How far the bytes of an operation have come.
 typedef enum kv_visibility {
   // The source may be reused. Nothing is said about the destination.
@@ -180,17 +265,46 @@ typedef struct kv_descriptors kv_descriptors;
 // `kv_flight_wait_quiet` has answered `KV_STATUS_OK`.
 typedef struct kv_flight kv_flight;
 
+// A layer that may be touched: to write, before it is committed, or to read, behind its gate.
+//
+// Addresses that come from it are good until it is released. A program that keeps one longer reads or writes
+// what belongs to somebody else; the library cannot prevent that.
+typedef struct kv_layer kv_layer;
+
 // A stretch of zeroed memory that never moves. A child made by `fork` does not inherit it.
 typedef struct kv_memory kv_memory;
+
+// What a receiver has offered: where the rows of one flight go.
+typedef struct kv_offer kv_offer;
+
+// What crosses for one request. Both sides make it from the same facts, so both count the same chunks.
+typedef struct kv_plan kv_plan;
+
+// All pools of one cache: one memory, one pool per component of each layer.
+typedef struct kv_pools kv_pools;
 
 // A transfer that was checked and can be posted.
 typedef struct kv_prepared kv_prepared;
 
+// The right to read a sequence that is received, layer by layer, as far as its gates are open. It keeps the
+// slots: while it exists, they are not free, whatever became of the flight.
+typedef struct kv_read_lease kv_read_lease;
+
 // The registration of memory with an agent: what transfers may touch.
 typedef struct kv_region kv_region;
 
+// What a cache consists of: every component of every layer, with its bytes.
+typedef struct kv_schema kv_schema;
+
 // One posted operation.
 typedef struct kv_transfer kv_transfer;
+
+// Reserved slots of all components and the only right to write them. It is written here, or becomes a flight
+// that others write (`kv_write_lease_expect`).
+typedef struct kv_write_lease kv_write_lease;
+
+// Witness that the rows of one layer are written: what a layer is sent with. It keeps the slots.
+typedef struct kv_written kv_written;
 
 // How to make an agent. Set `struct_bytes` and `name`, and let the rest be zero for the usual values.
 typedef struct kv_agent_options {
@@ -262,6 +376,181 @@ typedef struct kv_shutdown_report {
   uint64_t unknown_operations;
 } kv_shutdown_report;
 
+// One page.
+typedef struct kv_page {
+  // `sizeof(struct kv_page)`; set it before the call.
+  uint32_t struct_bytes;
+  // 1 when it may be written, 0 when only read.
+  uint32_t is_writable;
+  // The first byte of the page.
+  void *address;
+  // Bytes from there that hold rows.
+  uint64_t length_bytes;
+  // Pages that the sequence has of this component.
+  uint32_t page_count;
+  // Number of the page in its pool, for kernels that take tables.
+  uint32_t pool_page;
+} kv_page;
+
+// An offer in numbers.
+typedef struct kv_offer_info {
+  // `sizeof(struct kv_offer_info)`; set it before the call.
+  uint32_t struct_bytes;
+  // Tokens of the prompt.
+  uint32_t prompt_tokens;
+  // The receiver's number of the request.
+  uint64_t room;
+  // The receiver's number of the flight.
+  uint64_t epoch;
+  // Segments that the prompt is sent in.
+  uint32_t segment_count;
+  // 1 when the receiver verifies what arrives.
+  uint32_t is_verified;
+  // Which life of the receiver it is of.
+  struct kv_incarnation incarnation;
+} kv_offer_info;
+
+// The layers that one sending process delivers.
+typedef struct kv_writer_layers {
+  // The rank of the process, below 65536.
+  uint32_t rank;
+  // Its first layer.
+  uint32_t first_layer;
+  // The layer behind its last one.
+  uint32_t end_layer;
+} kv_writer_layers;
+
+// How much pools hold. Counts are usable slots; each pool has a null page besides.
+typedef struct kv_pool_options {
+  // `sizeof(struct kv_pool_options)`.
+  uint32_t struct_bytes;
+  // Where the memory lives, an `enum kv_memory_kind`.
+  uint32_t memory;
+  // Logical pages of 256 tokens.
+  uint32_t pages;
+  // Window slots, see `kv_schema_slots`.
+  uint32_t windows;
+  // Requests.
+  uint32_t requests;
+  // Zero.
+  uint32_t reserved;
+} kv_pool_options;
+
+// The slots of one space at one moment: free + owned + draining + retired = capacity.
+typedef struct kv_space_stats {
+  // Free.
+  uint32_t free;
+  // Held by a lease or a flight.
+  uint32_t owned;
+  // Ended, and not yet proven quiet.
+  uint32_t draining;
+  // Of the draining ones, those whose proof may never come.
+  uint32_t quarantined;
+  // Out of generations.
+  uint32_t retired;
+  // All usable slots.
+  uint32_t capacity;
+  // Reservations of a slot that had an owner before.
+  uint64_t reuses;
+} kv_space_stats;
+
+// The slots of pools by state.
+typedef struct kv_pool_stats {
+  // `sizeof(struct kv_pool_stats)`; set it before the call.
+  uint32_t struct_bytes;
+  // Zero.
+  uint32_t reserved;
+  // Bytes of the memory of all pools.
+  uint64_t memory_bytes;
+  // Logical pages.
+  struct kv_space_stats pages;
+  // Window slots.
+  struct kv_space_stats windows;
+  // Request slots.
+  struct kv_space_stats requests;
+} kv_pool_stats;
+
+// A writer of a flight: which connection delivers the chunks of a rank.
+typedef struct kv_writer {
+  // The connection.
+  uint32_t peer;
+  // The rank, below 65536.
+  uint32_t rank;
+} kv_writer;
+
+// How a cache is received.
+typedef struct kv_expect_options {
+  // `sizeof(struct kv_expect_options)`.
+  uint32_t struct_bytes;
+  // An `enum kv_verify`.
+  uint32_t verify;
+  // The number of the flight, given out by this process and never used twice.
+  uint64_t epoch;
+  // The writers of the plan, each once.
+  const struct kv_writer *writers;
+  // How many.
+  size_t writer_count;
+} kv_expect_options;
+
+// What decides the shape and the meaning of a cache.
+typedef struct kv_schema_options {
+  // `sizeof(struct kv_schema_options)`.
+  uint32_t struct_bytes;
+  // An `enum kv_latent_format`.
+  uint32_t latent;
+  // An `enum kv_index_k_format`.
+  uint32_t index_k;
+  // Rows of a page of the window: 64, 256, or 0 for 64.
+  uint32_t window_page_rows;
+  // 1 when the window of the draft block is part of the cache, else 0.
+  uint32_t drafting;
+  // Zero.
+  uint32_t reserved;
+  // The text of the model's `config.json` (DeepSeek-V4).
+  const char *config_json;
+  // Digest of the weights, `KV_DIGEST_BYTES` bytes: caches of different weights are never exchanged. Any
+  // convention will do that both sides share.
+  const uint8_t *weights_digest;
+  // Digest of the configuration, `KV_DIGEST_BYTES` bytes; NULL for the SHA-256 of the text, whatever its
+  // spacing and the order of its fields.
+  const uint8_t *config_digest;
+} kv_schema_options;
+
+// The pages of one component of one layer. Entry `e` (a token position for windows and states, the number of
+// a compressed entry for the others) lies in page `(e / entries_per_page) % page_count` of the sequence
+// (`kv_page.page_count`), in row `e % rows_per_page`. The data of row `r` begin at `r * data_stride_bytes`
+// from the page's address, its scales, if any, at `scale_offset_bytes + r * scale_stride_bytes`.
+typedef struct kv_component_info {
+  // `sizeof(struct kv_component_info)`; set it before the call.
+  uint32_t struct_bytes;
+  // 1 when the layer has this component. If 0, all that follows is 0.
+  uint32_t is_present;
+  // An `enum kv_row_format`.
+  uint32_t format;
+  // Values of a part of a row, where the format leaves them open.
+  uint32_t channels;
+  // Parts of a row.
+  uint32_t parts;
+  // Tokens of an entry: 1, 4 or 128.
+  uint32_t group_tokens;
+  // Rows of a page.
+  uint32_t rows_per_page;
+  // Entries after which the next page begins.
+  uint32_t entries_per_page;
+  // Bytes of a row, scales and padding included.
+  uint64_t row_bytes;
+  // Bytes of a page that hold rows.
+  uint64_t used_bytes;
+  // Bytes of a page: what a transfer moves.
+  uint64_t stride_bytes;
+  // Distance between the data of two rows.
+  uint64_t data_stride_bytes;
+  // Where the scales of row 0 begin; 0 where there are none.
+  uint64_t scale_offset_bytes;
+  // Distance between the scales of two rows; 0 where there are none.
+  uint64_t scale_stride_bytes;
+} kv_component_info;
+
 // One event.
 typedef struct kv_event {
   // `sizeof(struct kv_event)`; set it before the call.
@@ -292,14 +581,6 @@ typedef struct kv_chunk {
   uint32_t descriptor_count;
 } kv_chunk;
 
-// A writer of a flight: which connection delivers the chunks of a rank.
-typedef struct kv_writer {
-  // The connection.
-  uint32_t peer;
-  // The rank, below 65536.
-  uint32_t rank;
-} kv_writer;
-
 // A gate at one moment.
 typedef struct kv_stage {
   // `sizeof(struct kv_stage)`; set it before the call.
@@ -326,9 +607,9 @@ typedef struct kv_post_options {
   uint32_t struct_bytes;
   // An `enum kv_source`. There is no usual value: say it.
   uint32_t source;
-  // The flight of the receiver that the arrival counts for.
+  // The flight that the arrival counts for: of the peer for a write, of this agent for a read.
   uint64_t epoch;
-  // The chunks that this operation completes there. With none, the receiver is told nothing.
+  // The chunks that this operation completes there. With none, nobody is told.
   const struct kv_ticket *tickets;
   // How many.
   size_t ticket_count;
@@ -424,6 +705,224 @@ enum kv_status kv_agent_report_progress(const struct kv_agent *agent);
 enum kv_status kv_agent_shutdown(const struct kv_agent *agent,
                                  uint64_t timeout_ms,
                                  struct kv_shutdown_report *report);
+
+// Waits until every component of a layer has landed, at most `timeout_ms`, and gives the layer out. Release
+// it with `kv_layer_release`.
+//
+// `KV_STATUS_TIMED_OUT`: the gate is as it was, and the event descriptor of the agent becomes readable when it
+// may have opened. `KV_STATUS_FAILED` with the cause, for good. `KV_STATUS_NOT_ARMED`.
+enum kv_status kv_read_lease_layer(const struct kv_read_lease *lease,
+                                   uint32_t layer,
+                                   uint64_t timeout_ms,
+                                   struct kv_layer **answer);
+
+// Ends the handle; NULL is allowed. Layers that it gave out stay good until they are released.
+enum kv_status kv_read_lease_release(struct kv_read_lease *lease);
+
+// One page of a component of the layer. `component` is an `enum kv_component` that the layer has, `ordinal`
+// counts the pages of the sequence from 0 (see `struct kv_component_info`).
+//
+// `KV_STATUS_FAILED` when the flight has failed since the layer was given out.
+enum kv_status kv_layer_page(const struct kv_layer *layer,
+                             uint32_t component,
+                             uint32_t ordinal,
+                             struct kv_page *page);
+
+// Gives a layer back; NULL is allowed. Its addresses are no longer to be used.
+enum kv_status kv_layer_release(struct kv_layer *layer);
+
+// Reads an offer. `schema` is that of the cache here.
+//
+// `KV_STATUS_REFUSED` when the caches differ; the message names the field and both values.
+// `KV_STATUS_INVALID_ARGUMENT` for bytes that are no offer.
+enum kv_status kv_offer_parse(const struct kv_schema *schema,
+                              const uint8_t *bytes,
+                              size_t length_bytes,
+                              struct kv_offer **offer);
+
+// What an offer says.
+enum kv_status kv_offer_describe(const struct kv_offer *offer, struct kv_offer_info *info);
+
+// Makes the plan of an offer, with its prompt and its segments. `writers` are those of the receiver's plan.
+enum kv_status kv_offer_plan(const struct kv_offer *offer,
+                             const struct kv_writer_layers *writers,
+                             size_t writer_count,
+                             struct kv_plan **plan);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_offer_release(struct kv_offer *offer);
+
+// Makes the plan for a prompt of `prompt_tokens` tokens. `segment_ends` are token counts: rising, all but
+// the last a multiple of 256, the last one the length of the prompt; a segment is what is sent of a layer
+// in one piece. Every layer is delivered by exactly one of `writers`.
+enum kv_status kv_plan_create(const struct kv_schema *schema,
+                              uint32_t prompt_tokens,
+                              const uint32_t *segment_ends,
+                              size_t segment_count,
+                              const struct kv_writer_layers *writers,
+                              size_t writer_count,
+                              struct kv_plan **plan);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_plan_release(struct kv_plan *plan);
+
+// Allocates zeroed pools for every component of the schema.
+//
+// `KV_STATUS_OUT_OF_MEMORY` when the host or its control group has less to give; nothing was touched then.
+enum kv_status kv_pools_create(const struct kv_schema *schema,
+                               const struct kv_pool_options *options,
+                               struct kv_pools **pools);
+
+// Registers the pools with an agent, once. Peers that connect later learn of them, so register before
+// connecting.
+//
+// `KV_STATUS_INVALID_STATE` when they are registered already.
+enum kv_status kv_pools_register(const struct kv_pools *pools,
+                                 const struct kv_agent *agent);
+
+// Ends the registration once no operation and no peer uses the memory. Blocks at most `timeout_ms`.
+//
+// `KV_STATUS_BUSY` when that is not so in time: the pools take no new operation and can be asked again.
+enum kv_status kv_pools_unregister(const struct kv_pools *pools,
+                                   uint64_t timeout_ms);
+
+// The slots by state, after freeing what has been proven quiet.
+enum kv_status kv_pools_stats(const struct kv_pools *pools, struct kv_pool_stats *stats);
+
+// Reserves the slots of all components for a request of `total_tokens` tokens, prompt and output, or none.
+// `room` is the caller's number of the request, the same on both sides of a hand-off.
+//
+// `KV_STATUS_FULL` when slots are short now, `KV_STATUS_INVALID_ARGUMENT` when they can never suffice.
+enum kv_status kv_pools_reserve(const struct kv_pools *pools,
+                                uint32_t total_tokens,
+                                uint64_t room,
+                                struct kv_write_lease **lease);
+
+// Ends the handle; NULL is allowed. The memory stays as long as a lease, a flight or a peer needs it.
+enum kv_status kv_pools_release(struct kv_pools *pools);
+
+// Turns reserved slots into a flight that `plan` describes, with one gate per layer. Arm it with
+// `kv_flight_arm`, tell the writers with `kv_flight_offer`, read it with `kv_flight_lease`; it ends as every
+// flight does, and its slots are free when it is quiet and its leases are released.
+//
+// The write lease is used up; its handle is still to be released. If the call fails, it is as before.
+//
+// `KV_STATUS_BUSY` while a layer of the lease is given out; `KV_STATUS_INVALID_ARGUMENT` when the plan needs more
+// slots than were reserved.
+enum kv_status kv_write_lease_expect(const struct kv_write_lease *lease,
+                                     const struct kv_plan *plan,
+                                     const struct kv_agent *agent,
+                                     const struct kv_expect_options *options,
+                                     struct kv_flight **flight);
+
+// What a writer has to know: where the rows of this flight go, and what the cache here looks like. The bytes
+// are for `kv_offer_parse` on the other side; send them as a message. `length` gets their number, also when
+// `capacity` is smaller and the call fails.
+//
+// `KV_STATUS_INVALID_STATE` before the flight is armed: until then nobody may write. Also when the pools are not
+// registered.
+enum kv_status kv_flight_offer(const struct kv_flight *flight,
+                               uint8_t *buffer,
+                               size_t capacity,
+                               size_t *length);
+
+// A lease of a flight of a cache. `access` is an `enum kv_access`.
+//
+// `KV_STATUS_BUSY` when another lease has the right to append; `KV_STATUS_INVALID_STATE` when the flight has ended.
+enum kv_status kv_flight_lease(const struct kv_flight *flight,
+                               uint32_t access,
+                               struct kv_read_lease **lease);
+
+// Compares a layer whose gate is open with what its writers have said about it (`kv_expect_options.verify`),
+// before the first row of it is read or written. `violation_count`, unless NULL, gets the pages that are not
+// what they should be.
+//
+// `KV_STATUS_FAILED` when there is one; the message describes the first. `KV_STATUS_TIMED_OUT` while the gate is
+// closed. `KV_STATUS_INVALID_STATE` when the flight is not verified.
+enum kv_status kv_flight_verify(const struct kv_flight *flight,
+                                uint32_t layer,
+                                uint32_t *violation_count);
+
+// Makes the schema of a model's cache. The message names the field of the configuration that does not
+// fit, with its value and what was expected.
+enum kv_status kv_schema_create(const struct kv_schema_options *options,
+                                struct kv_schema **schema);
+
+// Layers with storage: the main layers, and behind them the draft block when drafting.
+enum kv_status kv_schema_layer_count(const struct kv_schema *schema, uint32_t *layer_count);
+
+// How the pages of one component of one layer are made. `component` is an `enum kv_component`; that a layer
+// does not have it is an answer (`is_present` 0) and no failure.
+enum kv_status kv_schema_component(const struct kv_schema *schema,
+                                   uint32_t layer,
+                                   uint32_t component,
+                                   struct kv_component_info *info);
+
+// The slots that a request of `total_tokens` tokens, prompt and output, takes from pools: logical pages of
+// 256 tokens, and window slots. Beside those it takes one request slot.
+enum kv_status kv_schema_slots(const struct kv_schema *schema,
+                               uint32_t total_tokens,
+                               uint32_t *pages,
+                               uint32_t *windows);
+
+// The hash over every field that decides the shape or the meaning of a byte, `KV_DIGEST_BYTES` bytes. Offers
+// carry these fields and are refused where one differs; this is for logs.
+enum kv_status kv_schema_fingerprint(const struct kv_schema *schema,
+                                     uint8_t *fingerprint);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_schema_release(struct kv_schema *schema);
+
+// Gives a layer out for writing and for reading what was written. Release it with `kv_layer_release` before
+// it is committed.
+enum kv_status kv_write_lease_layer(const struct kv_write_lease *lease,
+                                    uint32_t layer,
+                                    struct kv_layer **answer);
+
+// States that the rows of a layer for tokens `first_token` up to, not including, `end_token` are written, by
+// this thread or by threads that it has synchronised with. The witness covers everything committed so far.
+//
+// `KV_STATUS_BUSY` while the layer is given out: who commits has let go of its addresses.
+// `KV_STATUS_INVALID_STATE` when tokens between the last commit and this one are missing, or there are more than
+// were reserved.
+enum kv_status kv_write_lease_commit(const struct kv_write_lease *lease,
+                                     uint32_t layer,
+                                     uint32_t first_token,
+                                     uint32_t end_token,
+                                     struct kv_written **written);
+
+// Ends a write lease: its slots are free once every operation that reads them has ended and every
+// `kv_written` of it is released. Waits for that at most `timeout_ms`; 0 only looks.
+//
+// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. `KV_STATUS_BUSY` while a
+// layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has changed.
+enum kv_status kv_write_lease_close(const struct kv_write_lease *lease,
+                                    uint64_t timeout_ms);
+
+// Ends the handle; NULL is allowed. If the lease is not closed, this closes it and does not wait: the pools
+// free its slots when nobody uses them any more.
+enum kv_status kv_write_lease_release(struct kv_write_lease *lease);
+
+// Sends what one segment adds to a written layer to the peer that made the offer. `plan` is the one that
+// `kv_offer_plan` has made from it. Waits at most `timeout_ms` for room in the queue.
+//
+// `transfer` gets the operation, or NULL when the segment adds nothing to this layer. The operation keeps what
+// it reads; its handle may be released at once, and `kv_write_lease_close` waits for its end.
+//
+// `KV_STATUS_INVALID_STATE` when the witness proves too little, or, for the last segment, too much;
+// `KV_STATUS_REFUSED` when the offer is for a cache of another fingerprint, `KV_STATUS_STALE` when it is of another
+// life of the peer, `KV_STATUS_FULL`, `KV_STATUS_PEER_DOWN`.
+enum kv_status kv_written_post(const struct kv_written *written,
+                               const struct kv_plan *plan,
+                               uint32_t segment,
+                               const struct kv_agent *agent,
+                               uint32_t peer,
+                               const struct kv_offer *offer,
+                               uint64_t timeout_ms,
+                               struct kv_transfer **transfer);
+
+// Ends the handle; NULL is allowed. What was posted goes on.
+enum kv_status kv_written_release(struct kv_written *written);
 
 // Takes the next event. Waits for one at most `timeout_ms`; 0 only looks.
 //
@@ -576,12 +1075,13 @@ enum kv_status kv_descriptors_push(const struct kv_descriptors *list,
 // Ends the handle; NULL is allowed. Transfers that were prepared from the list keep what they need.
 enum kv_status kv_descriptors_release(struct kv_descriptors *list);
 
-// Checks a write once, so that it can be posted many times: both lists name existing slots of equal
+// Checks a transfer once, so that it can be posted many times: both lists name existing slots of equal
 // size, pair by pair, no destination twice, and the remote list is for this life of the peer. The message
-// names the pair that does not fit.
+// names the pair that does not fit. `op` is an `enum kv_op`.
 //
 // `KV_STATUS_STALE` for a list of another incarnation, `KV_STATUS_PEER_DOWN`.
 enum kv_status kv_agent_prepare(const struct kv_agent *agent,
+                                uint32_t op,
                                 const struct kv_descriptors *local,
                                 const struct kv_descriptors *remote,
                                 uint32_t peer,

@@ -177,6 +177,14 @@ pub(crate) fn small(value: u32, what: &str) -> Outcome<u16> {
         .map_err(|_| Failure::argument(format!("{what} is {value}, at most 65535 exists")))
 }
 
+/// A field that later versions may give a meaning.
+pub(crate) fn zero(value: u32, what: &str) -> Outcome<()> {
+    match value {
+        0 => Ok(()),
+        _ => Err(Failure::argument(format!("{what} is {value}, not zero"))),
+    }
+}
+
 /// One life of one agent, drawn at random when the agent is made: 16 bytes without meaning.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

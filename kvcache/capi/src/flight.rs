@@ -1,22 +1,18 @@
 //! Flights: what a receiver waits for, its gates, and the proof that its memory is quiet.
-//!
-//! **What is protected by what.** One mutex per flight guards its phase. Nobody waits with it held: a wait
-//! takes it for one look at a time, so a writer's answer can come in meanwhile.
 
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Context;
 
 use kvgate_transfer::{
-    Barrier, BarrierPlan, Cause, ChunkId, ChunkSpec, Draining, Epoch, Expectation, PeerId, Side,
-    StageId, StageState, WriterRank,
+    Barrier, BarrierPlan, Cause, ChunkId, ChunkSpec, Epoch, PeerId, Side, StageId, StageState,
+    WriterRank,
 };
 
 use crate::agent::kv_agent;
 use crate::arg::{self, Versioned};
 use crate::handle::{Handle, handle};
-use crate::status::{Failure, Outcome, guard, kv_status};
-use crate::wake::wait_for;
+use crate::receiving::{FlightObject, Open};
+use crate::status::{Outcome, guard, kv_status};
 
 /// A flight that this agent receives: one attempt to fill a set of slots, with one gate per stage.
 ///
@@ -26,21 +22,7 @@ pub struct kv_flight {
     _opaque: (),
 }
 
-pub(crate) struct FlightObject {
-    phase: Mutex<Phase>,
-    barrier: Arc<Barrier>,
-    waker: Waker,
-}
-
 handle!(kv_flight => FlightObject, "flight");
-
-enum Phase {
-    Open(Expectation),
-    Ending(Draining),
-    Quiet,
-    /// Only inside one step.
-    Moving,
-}
 
 /// One chunk that a flight waits for: what one completion of one writer reports.
 #[repr(C)]
@@ -136,11 +118,8 @@ pub unsafe extern "C" fn kv_flight_create(
             .collect::<Outcome<_>>()?;
         let barrier = Barrier::new(BarrierPlan::from_chunks(chunks)?, Epoch(epoch));
         let expectation = agent.agent.expect(&barrier, &writers, None)?;
-        out.set(kv_flight::create(FlightObject {
-            phase: Mutex::new(Phase::Open(expectation)),
-            barrier,
-            waker: agent.waker(),
-        }));
+        let flight = FlightObject::new(Open::Slots(expectation), barrier, agent.waker());
+        out.set(kv_flight::create(flight));
         Ok(())
     })
 }
@@ -208,12 +187,7 @@ pub unsafe extern "C" fn kv_flight_wait(
     guard(|| {
         let flight = kv_flight::open(flight)?;
         let stage = flight.stage(stage)?;
-        match wait_for(timeout_ms, &flight.waker, |cx| {
-            flight.barrier.poll(stage, cx)
-        }) {
-            Some(answer) => Ok(answer?),
-            None => Err(Failure::timed_out(&format!("stage {stage}"), timeout_ms)),
-        }
+        flight.wait(stage, timeout_ms)
     })
 }
 
@@ -269,13 +243,7 @@ pub unsafe extern "C" fn kv_flight_wait_quiet(
     flight: *const kv_flight,
     timeout_ms: u64,
 ) -> kv_status {
-    guard(|| {
-        let flight = kv_flight::open(flight)?;
-        match wait_for(timeout_ms, &flight.waker, |cx| flight.poll_quiet(cx)) {
-            Some(answer) => answer,
-            None => Err(Failure::timed_out("the quiet of the flight", timeout_ms)),
-        }
-    })
+    guard(|| kv_flight::open(flight)?.wait_quiet(timeout_ms))
 }
 
 /// Ends the handle; NULL is allowed. A flight that was not ended is aborted; its memory is never known to be
@@ -291,75 +259,4 @@ pub unsafe extern "C" fn kv_flight_release(flight: *mut kv_flight) -> kv_status 
         }
         kv_flight::release(flight)
     })
-}
-
-impl FlightObject {
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A stage that the plan has.
-    fn stage(&self, stage: u32) -> Outcome<StageId> {
-        let count = self.barrier.stage_count();
-        if stage >= count {
-            let message = format!("the flight has {count} stages, no stage {stage}");
-            return Err(Failure::argument(message));
-        }
-        Ok(StageId(arg::small(stage, "stage")?))
-    }
-
-    fn arm(&self) -> Outcome<()> {
-        match &*self.phase() {
-            Phase::Open(_) => Ok(self.barrier.arm()?),
-            _ => Err(Failure::state("the flight has ended")),
-        }
-    }
-
-    fn end(&self, cause: Option<Cause>) -> Outcome<()> {
-        let mut phase = self.phase();
-        match std::mem::replace(&mut *phase, Phase::Moving) {
-            Phase::Open(expectation) => {
-                *phase = Phase::Ending(match cause {
-                    Some(cause) => expectation.abort(cause),
-                    None => expectation.close(),
-                });
-                Ok(())
-            }
-            other => {
-                *phase = other;
-                Err(Failure::state("the flight has ended before"))
-            }
-        }
-    }
-
-    fn writer_answered(&self, writer: kv_writer) -> Outcome<()> {
-        let (peer, rank) = writer.parse()?;
-        let is_writer = match &*self.phase() {
-            Phase::Ending(draining) => draining.writer_answered(peer, rank),
-            Phase::Quiet => return Ok(()),
-            Phase::Open(_) | Phase::Moving => {
-                return Err(Failure::state("the flight has not been ended"));
-            }
-        };
-        if is_writer {
-            return Ok(());
-        }
-        let message = format!("peer {peer} is not writer {rank} of this flight");
-        Err(Failure::argument(message))
-    }
-
-    fn poll_quiet(&self, cx: &mut Context<'_>) -> Poll<Outcome<()>> {
-        let mut phase = self.phase();
-        let answer = match &mut *phase {
-            Phase::Open(_) | Phase::Moving => {
-                return Poll::Ready(Err(Failure::state("the flight has not been ended")));
-            }
-            Phase::Ending(draining) => draining.poll_quiet(cx).map(drop),
-            Phase::Quiet => Poll::Ready(()),
-        };
-        if answer.is_ready() {
-            *phase = Phase::Quiet;
-        }
-        answer.map(Ok)
-    }
 }

@@ -17,16 +17,25 @@
 
 mod agent;
 mod arg;
+mod cache;
 mod event;
 mod flight;
 mod handle;
 mod memory;
+mod receiving;
 mod status;
 mod transfer;
 mod wake;
 
 pub use agent::*;
 pub use arg::kv_incarnation;
+pub use cache::layer::*;
+pub use cache::offer::*;
+pub use cache::plan::*;
+pub use cache::pools::*;
+pub use cache::receive::*;
+pub use cache::schema::*;
+pub use cache::write::*;
 pub use event::*;
 pub use flight::*;
 pub use memory::*;

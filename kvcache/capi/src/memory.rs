@@ -51,10 +51,7 @@ impl From<PoolGeometry> for kv_pool_geometry {
 
 impl kv_pool_geometry {
     fn parse(&self) -> Outcome<PoolGeometry> {
-        if self.reserved != 0 {
-            let message = format!("kv_pool_geometry.reserved is {}, not zero", self.reserved);
-            return Err(Failure::argument(message));
-        }
+        arg::zero(self.reserved, "kv_pool_geometry.reserved")?;
         Ok(PoolGeometry {
             offset_bytes: self.offset_bytes,
             stride_bytes: self.stride_bytes,

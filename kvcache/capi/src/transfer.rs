@@ -6,8 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use kvgate_transfer::{
-    Arrival, ChunkId, Deadline, DescriptorList, Epoch, ErrorKind, Incarnation, Op, PeerId, PoolId,
-    PostOptions, PreparedTransfer, SourceReady, StageId, Status, TransferHandle, Visibility,
+    AgentEvent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, ErrorKind, Incarnation, Op,
+    PeerId, PoolId, PostOptions, PreparedTransfer, SourceReady, StageId, Status, TransferHandle,
+    Visibility,
 };
 
 use crate::agent::kv_agent;
@@ -28,7 +29,12 @@ pub struct kv_prepared {
     _opaque: (),
 }
 
-handle!(kv_prepared => PreparedTransfer, "prepared transfer");
+pub(crate) struct PreparedObject {
+    prepared: PreparedTransfer,
+    peer: PeerId,
+}
+
+handle!(kv_prepared => PreparedObject, "prepared transfer");
 
 /// One posted operation.
 pub struct kv_transfer {
@@ -42,12 +48,26 @@ pub(crate) struct TransferObject {
 
 handle!(kv_transfer => TransferObject, "transfer");
 
-/// What orders the writing of the source before its sending.
+/// Which way a transfer goes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum kv_op {
+    /// Local slots are copied into slots of the peer.
+    Write = 1,
+    /// Slots of the peer are copied into local slots. The peer has to keep them as they are until it is told
+    /// that the read has ended; the transfer itself tells it nothing.
+    Read = 2,
+}
+
+/// What orders the writing of the source before the transfer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum kv_source {
-    /// The calling thread has written the bytes, or has synchronised with the thread that did.
+    /// For a write: the calling thread has written the bytes, or has synchronised with the thread that did.
     HostWritten = 1,
+    /// For a read: the peer has said in a message that its slots are complete and stay as they are, and the
+    /// calling thread has taken that message, or has synchronised with the thread that did.
+    Announced = 2,
 }
 
 /// How far the bytes of an operation have come.
@@ -94,9 +114,9 @@ pub struct kv_post_options {
     pub struct_bytes: u32,
     /// An `enum kv_source`. There is no usual value: say it.
     pub source: u32,
-    /// The flight of the receiver that the arrival counts for.
+    /// The flight that the arrival counts for: of the peer for a write, of this agent for a read.
     pub epoch: u64,
-    /// The chunks that this operation completes there. With none, the receiver is told nothing.
+    /// The chunks that this operation completes there. With none, nobody is told.
     pub tickets: *const kv_ticket,
     /// How many.
     pub ticket_count: usize,
@@ -155,14 +175,15 @@ pub unsafe extern "C" fn kv_descriptors_release(list: *mut kv_descriptors) -> kv
     guard(|| kv_descriptors::release(list))
 }
 
-/// Checks a write once, so that it can be posted many times: both lists name existing slots of equal
+/// Checks a transfer once, so that it can be posted many times: both lists name existing slots of equal
 /// size, pair by pair, no destination twice, and the remote list is for this life of the peer. The message
-/// names the pair that does not fit.
+/// names the pair that does not fit. `op` is an `enum kv_op`.
 ///
 /// `KV_STATUS_STALE` for a list of another incarnation, `KV_STATUS_PEER_DOWN`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_agent_prepare(
     agent: *const kv_agent,
+    op: u32,
     local: *const kv_descriptors,
     remote: *const kv_descriptors,
     peer: u32,
@@ -173,13 +194,17 @@ pub unsafe extern "C" fn kv_agent_prepare(
         let (local, remote) = (kv_descriptors::open(local)?, kv_descriptors::open(remote)?);
         // SAFETY: the contract of the header.
         let out = unsafe { arg::out(prepared, "prepared")? };
+        let op = match op {
+            1 => Op::Write,
+            2 => Op::Read,
+            other => return Err(Failure::argument(format!("{other} is no kv_op"))),
+        };
         // One after the other: the same list may be given twice.
         let local = locked(&local).clone();
         let remote = locked(&remote).clone();
-        let checked = agent
-            .agent
-            .prepare(Op::Write, &local, &remote, PeerId(peer))?;
-        out.set(kv_prepared::create(checked));
+        let peer = PeerId(peer);
+        let prepared = agent.agent.prepare(op, &local, &remote, peer)?;
+        out.set(kv_prepared::create(PreparedObject { prepared, peer }));
         Ok(())
     })
 }
@@ -213,14 +238,16 @@ pub unsafe extern "C" fn kv_agent_post(
             let (tickets, count) = (options.tickets, options.ticket_count);
             arg::slice(tickets, count, "kv_post_options.tickets")?
         };
-        let source = source_of(options.source)?;
+        let source = source_of(options.source, prepared.peer)?;
         let arrival = arrival_of(options.epoch, tickets)?;
         let within = Deadline::after_ms(options.timeout_ms);
         let options = PostOptions {
             arrival,
             ..PostOptions::default()
         };
-        let posted = agent.agent.post_within(&prepared, source, options, within);
+        let posted = agent
+            .agent
+            .post_within(&prepared.prepared, source, options, within);
         let posted = posted.map_err(|refused| Failure::from(refused.error))?;
         out.set(TransferObject::create(posted, agent.waker()));
         Ok(())
@@ -228,12 +255,20 @@ pub unsafe extern "C" fn kv_agent_post(
 }
 
 /// The witness that a caller vouches for.
-fn source_of(source: u32) -> Outcome<SourceReady> {
-    if source == kv_source::HostWritten as u32 {
-        return Ok(SourceReady::host_written());
-    }
-    let message = format!("kv_post_options.source: {source} is no kv_source");
-    Err(Failure::argument(message))
+fn source_of(source: u32, peer: PeerId) -> Outcome<SourceReady> {
+    let announcement = AgentEvent::Message {
+        peer,
+        bytes: bytes::Bytes::new(),
+    };
+    let witness = match source {
+        1 => Some(SourceReady::host_written()),
+        2 => SourceReady::announced(&announcement),
+        _ => None,
+    };
+    witness.ok_or_else(|| {
+        let message = format!("kv_post_options.source: {source} is no kv_source");
+        Failure::argument(message)
+    })
 }
 
 fn arrival_of(epoch: u64, tickets: &[kv_ticket]) -> Outcome<Option<Arrival>> {

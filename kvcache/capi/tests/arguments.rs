@@ -1,55 +1,13 @@
 //! Every function, called with what it cannot work with: a typed answer and a message, never more.
 #![allow(clippy::unwrap_used)]
 
-use std::ffi::CStr;
-use std::ptr::{null, null_mut, without_provenance_mut};
+#[macro_use]
+mod support;
+
+use std::ptr::{null, null_mut};
 
 use kvgate::*;
-
-fn message() -> String {
-    // SAFETY: the string of this thread, which nothing replaces meanwhile.
-    unsafe { CStr::from_ptr(kv_last_error_message()) }
-        .to_str()
-        .unwrap()
-        .to_owned()
-}
-
-/// The call is refused, and its message says `what`.
-macro_rules! refused {
-    ($what:literal, $call:expr) => {{
-        // SAFETY: pointers are NULL, made up (and never followed, since handles are numbers), or of
-        // local values.
-        let status = unsafe { $call };
-        assert_eq!(status, kv_status::InvalidArgument, "{}", stringify!($call));
-        let message = message();
-        assert!(message.contains($what), "{}: {message}", stringify!($call));
-    }};
-}
-
-macro_rules! done {
-    ($call:expr) => {{
-        // SAFETY: local values and live handles.
-        let status = unsafe { $call };
-        assert_eq!(
-            status,
-            kv_status::Ok,
-            "{}: {}",
-            stringify!($call),
-            message()
-        );
-    }};
-}
-
-/// Handles that do not exist: small numbers, odd ones, and an address of the stack.
-fn made_up<T>() -> [*mut T; 4] {
-    let place = 0_u64;
-    [
-        without_provenance_mut(1),
-        without_provenance_mut(0x10_000 * 16 + 3),
-        without_provenance_mut(usize::MAX),
-        without_provenance_mut((&raw const place).addr()),
-    ]
-}
+use support::{made_up, message};
 
 fn agent() -> *mut kv_agent {
     let options = kv_agent_options {
@@ -105,7 +63,7 @@ fn handles_that_are_none_are_refused_by_every_function() {
         );
         refused!(
             "agent",
-            kv_agent_prepare(agent, null(), null(), 0, null_mut())
+            kv_agent_prepare(agent, 1, null(), null(), 0, null_mut())
         );
         refused!("agent", kv_agent_post(agent, null(), null(), null_mut()));
         let none = null_mut();
@@ -127,6 +85,7 @@ fn handles_that_are_none_are_refused_by_every_function() {
     for list in made_up::<kv_descriptors>().into_iter().chain([null_mut()]) {
         refused!("descriptor list", kv_descriptors_push(list, 0, null(), 0));
     }
+    refused!("list is NULL", kv_descriptors_create(null(), null_mut()));
     for transfer in made_up::<kv_transfer>().into_iter().chain([null_mut()]) {
         refused!(
             "transfer",
@@ -148,14 +107,6 @@ fn handles_that_are_none_are_refused_by_every_function() {
 
 #[test]
 fn releasing_takes_null_and_refuses_what_is_no_handle() {
-    macro_rules! releases {
-        ($($release:ident($name:literal)),+ $(,)?) => {$(
-            done!($release(null_mut()));
-            for handle in made_up() {
-                refused!($name, $release(handle));
-            }
-        )+};
-    }
     releases!(
         kv_agent_release("agent"),
         kv_memory_release("memory"),

@@ -72,3 +72,26 @@ fn every_function_catches_its_panics() {
         }
     }
 }
+
+#[test]
+fn every_function_is_called_with_wrong_arguments() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut texts = Vec::new();
+    sources(&root.join("src"), &mut texts);
+    let tests: String = ["arguments", "cache_arguments"]
+        .iter()
+        .map(|name| fs::read_to_string(root.join(format!("tests/{name}.rs"))).unwrap())
+        .collect();
+    // These take no argument that could be wrong.
+    let plain = ["kv_abi_version", "kv_last_error_message", "kv_status_name"];
+    for name in texts
+        .iter()
+        .flat_map(|text| names(text, "extern \"C\" fn "))
+    {
+        let is_called = tests.contains(&format!("{name}("));
+        assert!(
+            is_called || plain.contains(&name),
+            "{name} is never called with wrong arguments"
+        );
+    }
+}

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Programs of `examples/c`, by what they print last.
-const PROGRAMS: [(&str, &str); 1] = [("pd", "decode: done\n")];
+const PROGRAMS: [(&str, &str); 2] = [("slots", "decode: done\n"), ("pd", "decode: done\n")];
 
 /// What a static library of Rust needs on Linux.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];

@@ -1,20 +1,16 @@
 //! Posting, waiting and the event descriptor, within one process.
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+mod support;
+
 use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 
 use kvgate::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-fn message() -> String {
-    // SAFETY: the string of this thread, which nothing replaces meanwhile.
-    unsafe { CStr::from_ptr(kv_last_error_message()) }
-        .to_str()
-        .unwrap()
-        .to_owned()
-}
+use support::message;
 
 /// Calls and demands a status.
 macro_rules! is {
@@ -102,6 +98,11 @@ impl Side {
 
     /// Prepares a write of slot 0 to a slot of the peer.
     fn prepare(&self, slot: u32) -> *mut kv_prepared {
+        self.prepare_op(kv_op::Write, slot)
+    }
+
+    /// Prepares a transfer between slot 0 and a slot of the peer.
+    fn prepare_op(&self, op: kv_op, slot: u32) -> *mut kv_prepared {
         let mut info = peer_info();
         is!(Ok, kv_agent_peer(self.agent, self.peer, &mut info));
         let mut pool = 0;
@@ -114,7 +115,14 @@ impl Side {
         let mut prepared = null_mut();
         is!(
             Ok,
-            kv_agent_prepare(self.agent, local, remote, self.peer, &mut prepared)
+            kv_agent_prepare(
+                self.agent,
+                op as u32,
+                local,
+                remote,
+                self.peer,
+                &mut prepared
+            )
         );
         is!(Ok, kv_descriptors_release(local));
         is!(Ok, kv_descriptors_release(remote));
@@ -377,13 +385,25 @@ fn mistakes_of_a_transfer_are_named() {
     );
     assert_eq!(geometry, prefill_geometry());
 
-    let prepare = |local: *mut kv_descriptors, remote: *mut kv_descriptors| {
+    let prepare_op = |op: u32, local: *mut kv_descriptors, remote: *mut kv_descriptors| {
         let mut prepared = null_mut();
         // SAFETY: live handles.
-        unsafe { kv_agent_prepare(prefill.agent, local, remote, prefill.peer, &mut prepared) }
+        unsafe {
+            kv_agent_prepare(
+                prefill.agent,
+                op,
+                local,
+                remote,
+                prefill.peer,
+                &mut prepared,
+            )
+        }
     };
+    let prepare = |local, remote| prepare_op(kv_op::Write as u32, local, remote);
     let local = prefill.list(null(), prefill.pool, 0);
     let remote = prefill.list(&info.incarnation, pool, 4);
+    assert_eq!(prepare_op(0, local, remote), kv_status::InvalidArgument);
+    assert!(message().contains("kv_op"), "{}", message());
     assert_eq!(prepare(local, remote), kv_status::InvalidArgument);
     assert!(message().contains("slot 4"), "{}", message());
     let mut former = info.incarnation;
@@ -395,7 +415,7 @@ fn mistakes_of_a_transfer_are_named() {
     let prepared = prefill.prepare(0);
     let mut options = post_options(1, &[]);
     let mut transfer = null_mut();
-    for source in [0, 2, u32::MAX] {
+    for source in [0, 3, u32::MAX] {
         options.source = source;
         is!(
             InvalidArgument,
@@ -473,6 +493,45 @@ fn events_end_with_the_agent() {
         Closed,
         kv_agent_listen(decode.agent, c"shm:late".as_ptr(), null_mut())
     );
+    prefill.end();
+    decode.end();
+}
+
+#[test]
+fn a_read_needs_the_word_of_the_peer_and_redeems_its_own_gate() {
+    let (prefill, decode) = Side::pair();
+    // SAFETY: slot 2 of the one that is read, before anybody reads it.
+    unsafe {
+        prefill
+            .base
+            .add(2 * SLOT as usize)
+            .write_bytes(9, SLOT as usize)
+    };
+    let flight = flight_of(&decode, 5);
+    let read = decode.prepare_op(kv_op::Read, 2);
+    let ticket = kv_ticket { stage: 0, chunk: 0 };
+    let mut options = post_options(5, std::slice::from_ref(&ticket));
+    let mut transfer = null_mut();
+    is!(
+        InvalidArgument,
+        kv_agent_post(decode.agent, read, &options, &mut transfer)
+    );
+    assert!(message().contains("not announced"), "{}", message());
+    options.source = kv_source::Announced as u32;
+    is!(
+        Ok,
+        kv_agent_post(decode.agent, read, &options, &mut transfer)
+    );
+    is!(Ok, kv_flight_wait(flight, 0, PATIENCE_MS));
+    // SAFETY: slot 0 of the reader, behind its gate.
+    let found = unsafe { std::slice::from_raw_parts(decode.base, SLOT as usize) };
+    assert_eq!(found, [9; SLOT as usize]);
+    is!(Ok, kv_transfer_wait(transfer, PATIENCE_MS, null_mut()));
+    is!(Ok, kv_flight_close(flight));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    is!(Ok, kv_transfer_release(transfer));
+    is!(Ok, kv_prepared_release(read));
     prefill.end();
     decode.end();
 }

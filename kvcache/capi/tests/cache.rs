@@ -1,0 +1,500 @@
+//! The cache through the C interface, within one process: gates, addresses, offers, and what is refused.
+#![allow(clippy::unwrap_used)]
+
+#[macro_use]
+mod support;
+
+use std::ffi::CString;
+use std::ptr::null_mut;
+
+use kvgate::*;
+use support::message;
+
+const PATIENCE_MS: u64 = 10_000;
+const PROMPT: u32 = 300;
+
+const CONFIG: &str = r#"{
+    "model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128],
+    "head_dim": 32, "qk_rope_head_dim": 16, "index_head_dim": 16, "sliding_window": 128,
+    "rope_theta": 10000, "compress_rope_theta": 160000,
+    "rope_scaling": { "type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
+                      "beta_fast": 32, "beta_slow": 1 } }"#;
+
+/// Calls and demands a status.
+macro_rules! is {
+    ($status:ident, $call:expr) => {{
+        // SAFETY: live handles and local values.
+        let status = unsafe { $call };
+        let expected = kv_status::$status;
+        assert_eq!(status, expected, "{}: {}", stringify!($call), message());
+    }};
+    ($status:ident, $what:expr, $call:expr) => {{
+        is!($status, $call);
+        assert!(message().contains($what), "{}", message());
+    }};
+}
+
+fn schema_of(config: &str, weights: u8) -> *mut kv_schema {
+    let (config, digest) = (CString::new(config).unwrap(), [weights; KV_DIGEST_BYTES]);
+    let options = sized!(kv_schema_options {
+        latent: kv_latent_format::F32 as u32,
+        index_k: kv_index_k_format::F32 as u32,
+        config_json: config.as_ptr(),
+        weights_digest: digest.as_ptr(),
+    });
+    let mut schema = null_mut();
+    is!(Ok, kv_schema_create(&options, &mut schema));
+    schema
+}
+
+fn agent() -> *mut kv_agent {
+    let options = sized!(kv_agent_options {
+        name: c"tester".as_ptr()
+    });
+    let mut agent = null_mut();
+    is!(Ok, kv_agent_create(&options, &mut agent));
+    agent
+}
+
+fn pools_of(schema: *mut kv_schema) -> *mut kv_pools {
+    let options = sized!(kv_pool_options {
+        memory: kv_memory_kind::Host as u32,
+        pages: 2,
+        windows: 2,
+        requests: 1,
+    });
+    let mut pools = null_mut();
+    is!(Ok, kv_pools_create(schema, &options, &mut pools));
+    pools
+}
+
+fn plan_of(schema: *mut kv_schema) -> *mut kv_plan {
+    let layers = kv_writer_layers {
+        rank: 0,
+        first_layer: 0,
+        end_layer: 3,
+    };
+    let mut plan = null_mut();
+    is!(
+        Ok,
+        kv_plan_create(schema, PROMPT, &PROMPT, 1, &layers, 1, &mut plan)
+    );
+    plan
+}
+
+fn reserve(pools: *mut kv_pools, room: u64) -> *mut kv_write_lease {
+    let mut lease = null_mut();
+    is!(Ok, kv_pools_reserve(pools, PROMPT, room, &mut lease));
+    lease
+}
+
+/// A writer and a reader that are connected, with a schema each.
+struct World {
+    writer: *mut kv_agent,
+    reader: *mut kv_agent,
+    to_reader: u32,
+    to_writer: u32,
+    schema: *mut kv_schema,
+    source: *mut kv_pools,
+    target: *mut kv_pools,
+    plan: *mut kv_plan,
+}
+
+impl World {
+    fn new() -> World {
+        let (writer, reader, schema) = (agent(), agent(), schema_of(CONFIG, 1));
+        let (source, target) = (pools_of(schema), pools_of(schema));
+        is!(Ok, kv_pools_register(source, writer));
+        is!(Ok, kv_pools_register(target, reader));
+        is!(InvalidState, kv_pools_register(target, reader));
+        let (mut to_reader, mut to_writer) = (0, 0);
+        is!(
+            Ok,
+            kv_agent_connect_local(writer, reader, &mut to_reader, &mut to_writer)
+        );
+        let plan = plan_of(schema);
+        World {
+            writer,
+            reader,
+            to_reader,
+            to_writer,
+            schema,
+            source,
+            target,
+            plan,
+        }
+    }
+
+    fn expect(&self, room: u64, verify: kv_verify) -> *mut kv_flight {
+        let lease = reserve(self.target, room);
+        let writer = kv_writer {
+            peer: self.to_writer,
+            rank: 0,
+        };
+        let options = sized!(kv_expect_options {
+            verify: verify as u32,
+            epoch: room,
+            writers: &writer,
+            writer_count: 1,
+        });
+        let mut flight = null_mut();
+        is!(
+            Ok,
+            kv_write_lease_expect(lease, self.plan, self.reader, &options, &mut flight)
+        );
+        is!(
+            InvalidState,
+            "became a flight",
+            kv_write_lease_close(lease, 0)
+        );
+        is!(Ok, kv_write_lease_release(lease));
+        flight
+    }
+
+    fn offer(&self, flight: *mut kv_flight) -> *mut kv_offer {
+        let bytes = offer_bytes(flight);
+        let mut offer = null_mut();
+        is!(
+            Ok,
+            kv_offer_parse(self.schema, bytes.as_ptr(), bytes.len(), &mut offer)
+        );
+        offer
+    }
+
+    /// Writes `content` over every page of a layer, commits and sends it.
+    fn send(&self, lease: *mut kv_write_lease, offer: *mut kv_offer, layer: u32, content: u8) {
+        let mut rows = null_mut();
+        is!(Ok, kv_write_lease_layer(lease, layer, &mut rows));
+        for (component, pages) in self.components(layer) {
+            for ordinal in 0..pages {
+                let page = page(rows, component, ordinal);
+                assert_eq!(page.is_writable, 1);
+                // SAFETY: a page of this lease, which nobody sends yet.
+                unsafe {
+                    page.address
+                        .cast::<u8>()
+                        .write_bytes(content, page.length_bytes as usize);
+                }
+            }
+        }
+        let mut written = null_mut();
+        is!(
+            Busy,
+            kv_write_lease_commit(lease, layer, 0, PROMPT, &mut written)
+        );
+        is!(Ok, kv_layer_release(rows));
+        is!(
+            Ok,
+            kv_write_lease_commit(lease, layer, 0, PROMPT, &mut written)
+        );
+        let mut transfer = null_mut();
+        let (plan, agent, peer) = (self.plan, self.writer, self.to_reader);
+        let within = PATIENCE_MS;
+        is!(
+            Ok,
+            kv_written_post(written, plan, 0, agent, peer, offer, within, &mut transfer)
+        );
+        is!(Ok, kv_transfer_wait(transfer, PATIENCE_MS, null_mut()));
+        is!(Ok, kv_transfer_release(transfer));
+        is!(Ok, kv_written_release(written));
+    }
+
+    /// The components of a layer and the pages that 300 tokens have of each.
+    fn components(&self, layer: u32) -> Vec<(u32, u32)> {
+        let mut found = Vec::new();
+        for component in 0..8 {
+            let mut info = sized!(kv_component_info {});
+            is!(
+                Ok,
+                kv_schema_component(self.schema, layer, component, &mut info)
+            );
+            if info.is_present == 1 {
+                let per_slot = match info.rows_per_page == 64 && info.group_tokens == 1 {
+                    true => 4,
+                    false => 1,
+                };
+                let is_request = component == kv_component::C128State as u32;
+                let slots = if is_request { 1 } else { 2 };
+                found.push((component, slots * per_slot));
+            }
+        }
+        found
+    }
+
+    fn end(self) {
+        let mut stats = sized!(kv_pool_stats {});
+        for pools in [self.source, self.target] {
+            is!(Ok, kv_pools_stats(pools, &mut stats));
+            assert_eq!(
+                (stats.pages.free, stats.windows.free, stats.requests.free),
+                (2, 2, 1)
+            );
+            is!(Ok, kv_pools_unregister(pools, PATIENCE_MS));
+            is!(Ok, kv_pools_release(pools));
+        }
+        is!(Ok, kv_plan_release(self.plan));
+        is!(Ok, kv_schema_release(self.schema));
+        is!(Ok, kv_agent_release(self.writer));
+        is!(Ok, kv_agent_release(self.reader));
+    }
+}
+
+fn offer_bytes(flight: *mut kv_flight) -> Vec<u8> {
+    let mut length = 0;
+    is!(
+        InvalidArgument,
+        kv_flight_offer(flight, null_mut(), 0, &mut length)
+    );
+    let mut bytes = vec![0; length];
+    is!(
+        Ok,
+        kv_flight_offer(flight, bytes.as_mut_ptr(), length, &mut length)
+    );
+    bytes
+}
+
+fn page(layer: *mut kv_layer, component: u32, ordinal: u32) -> kv_page {
+    let mut page = sized!(kv_page {});
+    is!(Ok, kv_layer_page(layer, component, ordinal, &mut page));
+    page
+}
+
+fn no_page() -> kv_page {
+    sized!(kv_page {})
+}
+
+fn read_lease(flight: *mut kv_flight, access: kv_access) -> *mut kv_read_lease {
+    let mut lease = null_mut();
+    is!(Ok, kv_flight_lease(flight, access as u32, &mut lease));
+    lease
+}
+
+#[test]
+fn a_page_has_an_address_only_behind_its_gate() {
+    let world = World::new();
+    let flight = world.expect(1, kv_verify::Canary);
+    is!(
+        InvalidState,
+        "not armed",
+        kv_flight_offer(flight, null_mut(), 0, &mut 0)
+    );
+    let lease = read_lease(flight, kv_access::Read);
+    let mut layer = null_mut();
+    is!(NotArmed, kv_read_lease_layer(lease, 0, 0, &mut layer));
+    is!(Ok, kv_flight_arm(flight));
+    is!(TimedOut, kv_read_lease_layer(lease, 0, 1, &mut layer));
+    is!(TimedOut, kv_flight_verify(flight, 0, null_mut()));
+    assert!(layer.is_null());
+    is!(
+        InvalidArgument,
+        kv_read_lease_layer(lease, 3, 0, &mut layer)
+    );
+
+    let offer = world.offer(flight);
+    let source = reserve(world.source, 1);
+    for number in 0..3 {
+        world.send(source, offer, number, 10 + number as u8);
+        is!(
+            Ok,
+            kv_read_lease_layer(lease, number, PATIENCE_MS, &mut layer)
+        );
+        let mut violations = 9;
+        is!(Ok, kv_flight_verify(flight, number, &mut violations));
+        assert_eq!(violations, 0);
+        let window = page(layer, kv_component::SwaLatent as u32, (PROMPT - 1) / 64);
+        assert_eq!((window.is_writable, window.page_count), (0, 8));
+        // SAFETY: a page behind its gate.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(window.address.cast::<u8>(), window.length_bytes as usize)
+        };
+        assert!(bytes.iter().all(|byte| *byte == 10 + number as u8));
+        // SAFETY: the gate is open and nobody writes: this plants a row that no writer has sent.
+        unsafe { window.address.cast::<u8>().add(43 * 128).write(0) };
+        is!(
+            Failed,
+            "checksum",
+            kv_flight_verify(flight, number, &mut violations)
+        );
+        assert_eq!(violations, 1);
+        is!(Ok, kv_layer_release(layer));
+        is!(InvalidArgument, kv_layer_page(layer, 0, 0, &mut no_page()));
+    }
+    is!(Ok, kv_write_lease_close(source, PATIENCE_MS));
+    is!(Ok, kv_write_lease_close(source, 0));
+    is!(InvalidState, kv_write_lease_layer(source, 0, &mut layer));
+    is!(Ok, kv_write_lease_release(source));
+    is!(Ok, kv_offer_release(offer));
+    is!(Ok, kv_flight_close(flight));
+    is!(TimedOut, kv_flight_wait_quiet(flight, 1));
+    is!(Ok, kv_read_lease_release(lease));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    world.end();
+}
+
+#[test]
+fn one_lease_appends_and_a_failed_flight_gives_no_address() {
+    let world = World::new();
+    let flight = world.expect(2, kv_verify::Off);
+    is!(Ok, kv_flight_arm(flight));
+    is!(
+        InvalidState,
+        "KV_VERIFY_OFF",
+        kv_flight_verify(flight, 0, null_mut())
+    );
+    let (offer, source) = (world.offer(flight), reserve(world.source, 2));
+    world.send(source, offer, 0, 3);
+    let append = read_lease(flight, kv_access::Append);
+    let mut other = null_mut();
+    is!(
+        Busy,
+        kv_flight_lease(flight, kv_access::Append as u32, &mut other)
+    );
+    is!(
+        InvalidArgument,
+        "kv_access",
+        kv_flight_lease(flight, 0, &mut other)
+    );
+    let mut layer = null_mut();
+    is!(Ok, kv_read_lease_layer(append, 0, PATIENCE_MS, &mut layer));
+    assert_eq!(page(layer, 0, 0).is_writable, 1);
+    is!(
+        InvalidArgument,
+        "no kv_component",
+        kv_layer_page(layer, 8, 0, &mut no_page())
+    );
+    is!(
+        InvalidArgument,
+        "no index_k",
+        kv_layer_page(layer, 2, 0, &mut no_page())
+    );
+    is!(
+        InvalidArgument,
+        "no page 8",
+        kv_layer_page(layer, 0, 8, &mut no_page())
+    );
+    is!(Ok, kv_flight_abort(flight, c"enough".as_ptr()));
+    is!(Failed, "enough", kv_layer_page(layer, 0, 0, &mut no_page()));
+    is!(
+        Failed,
+        "enough",
+        kv_read_lease_layer(append, 1, PATIENCE_MS, &mut null_mut())
+    );
+    is!(
+        InvalidState,
+        kv_flight_lease(flight, kv_access::Read as u32, &mut other)
+    );
+    is!(Ok, kv_layer_release(layer));
+    is!(Ok, kv_read_lease_release(append));
+    is!(TimedOut, kv_flight_wait_quiet(flight, 0));
+    is!(Ok, kv_write_lease_close(source, PATIENCE_MS));
+    is!(
+        InvalidArgument,
+        kv_flight_writer_answered(flight, world.to_writer + 1, 0)
+    );
+    is!(Ok, kv_flight_writer_answered(flight, world.to_writer, 0));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    is!(Ok, kv_offer_release(offer));
+    is!(Ok, kv_write_lease_release(source));
+    world.end();
+}
+
+#[test]
+fn an_offer_is_read_by_its_own_cache_only() {
+    let world = World::new();
+    let flight = world.expect(3, kv_verify::Canary);
+    is!(Ok, kv_flight_arm(flight));
+    let bytes = offer_bytes(flight);
+    let mut offer = null_mut();
+    let other = schema_of(CONFIG, 2);
+    is!(
+        Refused,
+        "weights",
+        kv_offer_parse(other, bytes.as_ptr(), bytes.len(), &mut offer)
+    );
+    let narrow = schema_of(&CONFIG.replace("\"head_dim\": 32", "\"head_dim\": 48"), 1);
+    is!(
+        Refused,
+        "at the receiver",
+        kv_offer_parse(narrow, bytes.as_ptr(), bytes.len(), &mut offer)
+    );
+    for length in 0..bytes.len() {
+        let mut cut = null_mut();
+        is!(
+            InvalidArgument,
+            kv_offer_parse(world.schema, bytes.as_ptr(), length, &mut cut)
+        );
+    }
+    for at in (0..bytes.len()).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x40;
+        let (pointer, length) = (damaged.as_ptr(), damaged.len());
+        // SAFETY: local bytes.
+        let status = unsafe { kv_offer_parse(world.schema, pointer, length, &mut offer) };
+        assert!(
+            [kv_status::InvalidArgument, kv_status::Refused].contains(&status),
+            "byte {at}"
+        );
+    }
+    assert!(offer.is_null());
+    let offer = world.offer(flight);
+    let mut info = sized!(kv_offer_info {});
+    is!(Ok, kv_offer_describe(offer, &mut info));
+    assert_eq!((info.room, info.epoch, info.prompt_tokens), (3, 3, PROMPT));
+    assert_eq!((info.segment_count, info.is_verified), (1, 1));
+    let mut incarnation = kv_incarnation::default();
+    is!(Ok, kv_agent_incarnation(world.reader, &mut incarnation));
+    assert_eq!(info.incarnation, incarnation);
+
+    // A witness of this cache with the plan of another, or of another prompt.
+    let source = reserve(world.source, 3);
+    let mut written = null_mut();
+    is!(Ok, kv_write_lease_commit(source, 0, 0, 256, &mut written));
+    let post = |written: *mut kv_written, plan: *mut kv_plan, segment: u32| {
+        let (agent, peer, mut transfer) = (world.writer, world.to_reader, null_mut());
+        // SAFETY: live handles.
+        unsafe { kv_written_post(written, plan, segment, agent, peer, offer, 0, &mut transfer) }
+    };
+    let foreign = plan_of(other);
+    assert_eq!(post(written, foreign, 0), kv_status::Refused);
+    let (layers, mut short) = (whole(), null_mut());
+    is!(
+        Ok,
+        kv_plan_create(world.schema, 256, &256, 1, &layers, 1, &mut short)
+    );
+    assert_eq!(post(written, short, 0), kv_status::InvalidArgument);
+    assert_eq!(post(written, world.plan, 1), kv_status::InvalidArgument);
+    assert_eq!(
+        post(written, world.plan, 0),
+        kv_status::InvalidState,
+        "too few tokens"
+    );
+    is!(
+        InvalidState,
+        kv_write_lease_commit(source, 0, 299, PROMPT + 1, &mut null_mut())
+    );
+    let mut same = null_mut();
+    is!(Ok, kv_offer_plan(offer, &layers, 1, &mut same));
+    for plan in [foreign, short, same] {
+        is!(Ok, kv_plan_release(plan));
+    }
+    is!(Ok, kv_written_release(written));
+    is!(Ok, kv_offer_release(offer));
+    is!(Ok, kv_write_lease_release(source));
+    is!(Ok, kv_flight_abort(flight, c"enough".as_ptr()));
+    is!(Ok, kv_flight_writer_answered(flight, world.to_writer, 0));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    is!(Ok, kv_flight_release(flight));
+    is!(Ok, kv_schema_release(other));
+    is!(Ok, kv_schema_release(narrow));
+    world.end();
+}
+
+fn whole() -> kv_writer_layers {
+    kv_writer_layers {
+        rank: 0,
+        first_layer: 0,
+        end_layer: 3,
+    }
+}
