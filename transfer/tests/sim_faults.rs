@@ -193,10 +193,12 @@ impl World {
         for (rank, sender) in self.senders.iter_mut().enumerate() {
             for (index, handle) in sender.post(epoch, rank, &slots) {
                 if let Status::Done(_) = handle.wait(Deadline::now()) {
-                    let seen = self.receiver.read(slots[index]);
-                    assert_eq!(
-                        seen,
+                    let (seen, sent) = (
+                        self.receiver.read(slots[index]),
                         pattern(epoch, index as u16),
+                    );
+                    assert_eq!(
+                        seen, sent,
                         "epoch {epoch} is done before its bytes are there"
                     );
                 }
@@ -227,13 +229,14 @@ impl World {
         slot
     }
 
+    fn open_flights(&self) -> Vec<u64> {
+        let is_open = |flight: &Flight| matches!(flight.state, State::Open(_));
+        let open = self.flights.iter().filter(|(_, flight)| is_open(flight));
+        open.map(|(epoch, _)| *epoch).collect()
+    }
+
     fn abort_one(&mut self) {
-        let open: Vec<u64> = self
-            .flights
-            .iter()
-            .filter(|(_, f)| matches!(f.state, State::Open(_)))
-            .map(|(e, _)| *e)
-            .collect();
+        let open = self.open_flights();
         if !open.is_empty() {
             let epoch = open[self.net.random(open.len() as u64) as usize];
             self.abort(epoch);
@@ -348,13 +351,7 @@ impl World {
                 self.observe();
             }
             self.observe();
-            let open: Vec<u64> = self
-                .flights
-                .iter()
-                .filter(|(_, f)| matches!(f.state, State::Open(_)))
-                .map(|(e, _)| *e)
-                .collect();
-            for epoch in open {
+            for epoch in self.open_flights() {
                 self.abort(epoch);
             }
             // Flights that failed with a lost writer: the other one is asked.

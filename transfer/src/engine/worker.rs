@@ -211,7 +211,8 @@ impl Engine {
         };
         let (queue, operation) = (peer.queue.clone(), operation.clone());
         gate.hold(move || {
-            if let Err(error) = queue.push_operation(operation.clone()) {
+            if let Err(error) = queue.push_operation(operation.clone(), crate::Priority::Foreground)
+            {
                 operation.end(Err(error), || {});
             }
         })
