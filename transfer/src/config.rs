@@ -87,10 +87,43 @@ impl UcxConfig {
     }
 }
 
+/// How connections over libfabric are made: [`crate::AgentBuilder::libfabric`].
+#[cfg(all(feature = "libfabric", not(kv_loom)))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibfabricConfig {
+    /// Libraries that are tried before `libfabric.so.1` of the system, in this order. Opening one runs its
+    /// code.
+    pub libraries: Vec<std::path::PathBuf>,
+    /// libfabric's own name of a provider of reliable datagrams, such as `tcp` or `verbs;ofi_rxm`. It must
+    /// promise delivery on completion. Only over `tcp` is the sudden end of a peer also the proof that
+    /// nothing more is written; otherwise memory that it was told about stays quarantined.
+    pub provider: String,
+}
+
+#[cfg(all(feature = "libfabric", not(kv_loom)))]
+impl Default for LibfabricConfig {
+    fn default() -> Self {
+        Self {
+            libraries: Vec::new(),
+            provider: "tcp".into(),
+        }
+    }
+}
+
+#[cfg(all(feature = "libfabric", not(kv_loom)))]
+impl LibfabricConfig {
+    /// The thread of the passive side copies.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.provider == "tcp"
+    }
+}
+
 /// The libraries of an agent.
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OneSided {
     #[cfg(feature = "ucx")]
     pub(crate) ucx: UcxConfig,
+    #[cfg(feature = "libfabric")]
+    pub(crate) libfabric: LibfabricConfig,
 }

@@ -127,6 +127,8 @@ pub use barrier::{
 #[cfg(not(kv_loom))]
 #[doc(hidden)]
 pub use barrier::{BarrierCost, barrier_cost};
+#[cfg(all(feature = "libfabric", not(kv_loom)))]
+pub use config::LibfabricConfig;
 pub use config::TransferConfig;
 #[cfg(all(feature = "ucx", not(kv_loom)))]
 pub use config::UcxConfig;

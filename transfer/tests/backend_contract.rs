@@ -144,10 +144,20 @@ mod given {
             ..UcxConfig::default()
         })
     }
+
+    #[cfg(feature = "libfabric")]
+    pub(crate) fn libfabric(builder: AgentBuilder) -> AgentBuilder {
+        builder.libfabric(LibfabricConfig {
+            libraries: named("KVGATE_LIBFABRIC_LIBRARY"),
+            ..LibfabricConfig::default()
+        })
+    }
 }
 
 #[cfg(feature = "ucx")]
 library!(Ucx, ucx);
+#[cfg(feature = "libfabric")]
+library!(Libfabric, libfabric);
 
 /// Copies by the kernel, of memory that nobody else maps.
 struct Cma;
@@ -223,5 +233,7 @@ contract!(sim, Sim);
 contract!(tcp, Tcp);
 #[cfg(feature = "ucx")]
 contract!(ucx, Ucx);
+#[cfg(feature = "libfabric")]
+contract!(libfabric, Libfabric);
 contract!(shm, Shm);
 contract!(cma, Cma);

@@ -42,6 +42,7 @@ pub const FI_MR_VIRT_ADDR: u32 = 16;
 pub const FI_MR_ALLOCATED: u32 = 32;
 pub const FI_MR_PROV_KEY: u32 = 64;
 pub const FI_EAVAIL: _bindgen_ty_1 = 259;
+pub const FI_ENOKEY: _bindgen_ty_1 = 266;
 pub type _bindgen_ty_1 = c_uint;
 pub type fid_t = *mut fid;
 pub type fi_addr_t = u64;

@@ -155,6 +155,13 @@ impl AgentBuilder {
         self
     }
 
+    /// How connections over [`Address::Libfabric`] are made.
+    #[cfg(all(feature = "libfabric", not(kv_loom)))]
+    pub fn libfabric(mut self, config: crate::config::LibfabricConfig) -> Self {
+        self.one_sided.libfabric = config;
+        self
+    }
+
     /// Gets every event.
     pub fn recorder(mut self, recorder: Arc<dyn Recorder>) -> Self {
         self.recorder = Some(recorder);

@@ -11,6 +11,9 @@ pub(crate) mod channel;
 pub(crate) mod cma;
 #[cfg(not(kv_loom))]
 pub(crate) mod handshake;
+#[cfg(all(feature = "libfabric", not(kv_loom)))]
+#[allow(unsafe_code)]
+pub(crate) mod libfabric;
 #[cfg(all(test, not(kv_loom)))]
 mod link_tests;
 #[cfg(not(kv_loom))]

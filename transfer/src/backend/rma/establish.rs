@@ -81,6 +81,8 @@ pub(crate) fn available(kind: BackendKind, config: &OneSided) -> Result<(), Erro
     match kind {
         #[cfg(feature = "ucx")]
         BackendKind::Ucx => crate::backend::ucx::load(&config.ucx).map(drop),
+        #[cfg(feature = "libfabric")]
+        BackendKind::Libfabric => crate::backend::libfabric::load(&config.libfabric).map(drop),
         _ => Err(missing(kind)),
     }
 }
@@ -99,6 +101,14 @@ fn start(wanted: &Wanted) -> Result<(Mover, bytes::Bytes, bool), Error> {
             let is_emulated = config.is_emulated();
             let open = move || crate::backend::ucx::Endpoint::open(&config, local);
             let (mover, address) = Mover::start("kvgate-ucx", open)?;
+            Ok((mover, address, is_emulated))
+        }
+        #[cfg(feature = "libfabric")]
+        BackendKind::Libfabric => {
+            let config = wanted.config.libfabric.clone();
+            let is_emulated = config.is_emulated();
+            let open = move || crate::backend::libfabric::Endpoint::open(&config, local);
+            let (mover, address) = Mover::start("kvgate-libfabric", open)?;
             Ok((mover, address, is_emulated))
         }
         kind => Err(missing(kind)),
