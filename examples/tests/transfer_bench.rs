@@ -3,6 +3,9 @@
 
 mod support;
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 use support::{Finished, Running};
 
@@ -30,6 +33,29 @@ const ROW_KEYS: [&str; 21] = [
     "load",
 ];
 
+const XB_KEYS: [&str; 20] = [
+    "size",
+    "gbps_med",
+    "gbps_p90",
+    "memcpy_med",
+    "memcpy_p90",
+    "ratio_med",
+    "ratio_p90",
+    "descs_s",
+    "p50_us",
+    "p99_us",
+    "min_us",
+    "reqs",
+    "rounds",
+    "cpu_init",
+    "cpu_target",
+    "cpu_ns_kib",
+    "memcpy_cpu_ns_kib",
+    "bad_first",
+    "bad_last",
+    "setup_us",
+];
+
 fn bench(args: &[&str]) -> Finished {
     Running::start(env!("CARGO_BIN_EXE_transfer-bench"), args).finish()
 }
@@ -51,7 +77,7 @@ fn row(finished: &Finished) -> Value {
 #[test]
 fn every_path_fills_every_key() {
     for backend in ["local", "shm", "tcp"] {
-        for check in ["full", "sample"] {
+        for (check, op) in [("full", "write"), ("sample", "read"), ("sample", "write")] {
             let row = row(&brief(&[
                 "throughput",
                 "--backend",
@@ -60,7 +86,10 @@ fn every_path_fills_every_key() {
                 "64",
                 "--check",
                 check,
+                "--op",
+                op,
             ]));
+            assert_eq!(row["op"], op);
             for key in ROW_KEYS {
                 assert!(!row[key].is_null(), "{backend}: {key} in {row}");
             }
@@ -131,10 +160,15 @@ fn the_cache_of_a_model_is_a_load_too() {
 
 #[test]
 fn wrong_usage_is_exit_2_and_one_object() {
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--backend", "carrier-pigeon"], "--backend"),
         (&["--pages", "0"], "--pages"),
         (&["--duration", "0"], "--duration"),
+        (&["--model", "flash"], "--tokens"),
+        (
+            &["--pages", "1", "--plot", "/no/such/folder/rows.svg"],
+            "plot",
+        ),
         (&["--backend", "ucx"], "backend"),
         (&["--backend", "libfabric"], "backend"),
     ];
@@ -160,4 +194,137 @@ fn more_memory_than_there_is_is_refused_before_anything_moves() {
     let finished = bench(&load);
     assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     assert_eq!(finished.json()["error"]["kind"], "out_of_memory");
+}
+
+#[test]
+fn a_comma_list_makes_a_grid_and_a_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.svg");
+    let plot = ["--plot", file.to_str().unwrap()];
+    let sizes = ["--page-bytes", "576,4096", "--pages", "1,16"];
+    let finished = brief(&[sizes, [plot[0], plot[1], "--order", "random"]].concat());
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let object = finished.json();
+    let of = |key: &str| -> Vec<u64> {
+        let rows = object["rows"].as_array().unwrap();
+        rows.iter().map(|row| row[key].as_u64().unwrap()).collect()
+    };
+    assert_eq!(of("page_bytes"), [576, 576, 4096, 4096]);
+    assert_eq!(of("pages"), [1, 16, 1, 16]);
+    let picture = std::fs::read_to_string(file).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("memcpy"));
+}
+
+#[test]
+fn readers_of_the_other_process_see_the_bytes_that_they_were_told_of() {
+    let cases: [&[&str]; 4] = [
+        &["latency", "--waiter", "spin"],
+        &["latency", "--waiter", "park", "--park-us", "50"],
+        &[
+            "latency",
+            "--waiter",
+            "park",
+            "--park-us",
+            "0",
+            "--backend",
+            "tcp",
+        ],
+        &["notify", "--park-us", "50"],
+    ];
+    for args in cases {
+        let finished = bench(&[args, &["--events", "16", "--json"]].concat());
+        assert_eq!(finished.code, Some(0), "{args:?}: {}", finished.stderr);
+        let object = finished.json();
+        let found = &object[args[0]];
+        assert_eq!(
+            (&found["events"], &found["bad_pages"]),
+            (&Value::from(16), &Value::from(0))
+        );
+        for key in ["post_to_seen", "bare"] {
+            for quantile in ["p50_us", "p99_us", "min_us"] {
+                assert!(
+                    found[key][quantile].as_f64() > Some(0.0),
+                    "{args:?}: {object}"
+                );
+            }
+        }
+        assert!(found["bare_name"].is_string() && found["over_bare_p50_us"].is_number());
+    }
+}
+
+#[test]
+fn a_plan_is_counted_without_its_pools() {
+    let finished = bench(&["plan", "--model", "flash", "--tokens", "1048576", "--json"]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let plan = &finished.json()["plan"];
+    // 62 pools of 4,096 pages, and the window, the states and the request row.
+    assert!(plan["descriptors"].as_u64() >= Some(253_952), "{plan}");
+    for key in ["plan_us", "post_us", "bytes_per_descriptor"] {
+        assert!(plan[key].as_f64() > Some(0.0), "{key} in {plan}");
+    }
+}
+
+#[test]
+fn idle_counts_both_processes_and_an_agent_alone() {
+    let finished = bench(&["idle", "--seconds", "0.2", "--json"]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let idle = &finished.json()["idle"];
+    for who in ["with_peer", "peer", "alone"] {
+        for key in ["cpu_share", "context_switches_s", "threads"] {
+            assert!(idle[who][key].is_number(), "{who}.{key} in {idle}");
+        }
+    }
+}
+
+#[test]
+fn the_grid_of_the_peers_is_spoken() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_transfer-bench"))
+        .args(["xb", "shm"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let lines = "WRITE 1048576 2 1 1\nREAD 1048576 1 1 2\nWRITE 1073741824 2 1 1\nnonsense\nQ\n";
+    stdin.write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("READY kvgate_shm"));
+    let mut next = || -> Value { serde_json::from_str(lines.next().unwrap()).unwrap() };
+    for (op, n) in [("WRITE", 2), ("READ", 1)] {
+        let answer = next();
+        assert_eq!(
+            (&answer["op"], &answer["n"]),
+            (&Value::from(op), &Value::from(n))
+        );
+        for key in XB_KEYS {
+            assert!(answer[key].is_number(), "{key} in {answer}");
+        }
+        assert_eq!(
+            (&answer["bad_first"], &answer["bad_last"]),
+            (&Value::from(0), &Value::from(0))
+        );
+    }
+    assert_eq!(next(), serde_json::json!({ "skip": 1 }));
+    assert!(next()["err"].is_string());
+    assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn every_path_is_listed_with_its_reason() {
+    let finished = bench(&["--list-backends", "--json"]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let object = finished.json();
+    let all = object["backends"].as_array().unwrap();
+    let names: Vec<_> = all
+        .iter()
+        .map(|one| one["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["local", "shm", "cma", "tcp", "ucx", "libfabric"]);
+    assert!(
+        all.iter()
+            .all(|one| one["usable"].is_boolean() && one["why"].is_string())
+    );
 }

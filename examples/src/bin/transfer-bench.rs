@@ -1,22 +1,31 @@
 //! Measures the transfer engine beside the bare loop of each path.
 use std::process::ExitCode;
 
+use kvgate_examples::bench::Heap;
 use kvgate_examples::tool;
-use kvgate_examples::transfer_bench::{self, pair};
+use kvgate_examples::transfer_bench::{self, cli::Cli, pair};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static COUNTED: PeakAlloc = PeakAlloc;
+
+const HEAP: Heap = Heap {
+    current_bytes: || COUNTED.current_usage() as u64,
+    peak_bytes: || COUNTED.peak_usage() as u64,
+    reset_peak: || COUNTED.reset_peak_usage(),
+};
 
 fn main() -> ExitCode {
+    let first = std::env::args().nth(1);
     // This program starts itself as the peer of a run.
-    if std::env::args()
-        .nth(1)
-        .is_some_and(|word| word == pair::SUBCOMMAND)
-    {
+    if first.is_some_and(|word| word == pair::SUBCOMMAND) {
         return transfer_bench::run_target();
     }
     transfer_bench::watch_signals();
     tool::main(
         "transfer-bench",
         transfer_bench::SCHEMA,
-        transfer_bench::Cli::is_json,
-        transfer_bench::run,
+        Cli::is_json,
+        |cli| transfer_bench::run(cli, HEAP),
     )
 }

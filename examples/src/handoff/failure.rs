@@ -13,6 +13,8 @@ pub enum FailureKind {
     Usage,
     /// A file, a model, a number or an address that cannot be used.
     BadInput,
+    /// Something that was asked for by name cannot be used on this machine.
+    Unavailable,
     /// The pools do not fit into the memory there is.
     OutOfMemory,
     /// The peer has other bytes in mind: another format, model or weights.
@@ -42,6 +44,7 @@ impl FailureKind {
         match self {
             Self::Usage
             | Self::BadInput
+            | Self::Unavailable
             | Self::OutOfMemory
             | Self::SchemaMismatch
             | Self::ProvesNothing

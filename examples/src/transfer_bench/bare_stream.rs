@@ -3,11 +3,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::thread;
 
 use kvgate_transfer::Memory;
 use kvgate_transfer::bare::{Slots, View};
+use kvgate_transfer::sync::Arc;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::layout::{Group, Layout, PageList};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::activity::Activity;
 use super::layout::Layout;
 use super::options::Backend;
 use crate::handoff::channel::{self, ChannelReceiver, ChannelSender};
@@ -20,15 +21,45 @@ pub enum Order {
         /// The pools.
         layout: Layout,
     },
-    /// Wait for the next flight, in which so many stages of [`CHUNKS`] chunks arrive. The former one is over.
+    /// Wait for the next flight. The former one is over.
     Flight {
         /// Stages.
         stages: u16,
+        /// Chunks of each.
+        chunks: u16,
     },
-    /// How much processor time did you use so far?
+    /// What did you use so far?
+    Activity,
+    /// The processor time alone, which is cheap to tell.
     Cpu,
     /// Serve the bare loop of a stream socket.
     BareStream,
+    /// See events come, and note when. The flight has one stage per event.
+    Watch {
+        /// What to wait for.
+        watch: Watch,
+        /// The slot that each event fills; for the bare ones only their number counts.
+        slots: Vec<u32>,
+        /// Content of the first slot; each one has the next.
+        first_seed: u64,
+    },
+}
+
+/// What a reader waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Watch {
+    /// The gate of a stage, asleep.
+    GateParked,
+    /// The gate of a stage, looking all the time.
+    GateSpinning,
+    /// The note of an arrival.
+    Note,
+    /// A word in shared memory, asleep in the kernel.
+    WordParked,
+    /// A word in shared memory, looking all the time.
+    WordSpinning,
+    /// An eventfd, asleep in epoll.
+    Eventfd,
 }
 
 /// Answers of the peer.
@@ -41,6 +72,8 @@ pub enum Answer {
         /// The flight.
         epoch: u64,
     },
+    /// To `Activity`.
+    Activity(Activity),
     /// To `Cpu`.
     Cpu {
         /// Of all threads, since the start.
@@ -50,6 +83,13 @@ pub enum Answer {
     BareStream {
         /// The port.
         port: u16,
+    },
+    /// To `Watch`, when everything was seen.
+    Seen {
+        /// On the monotonic clock of the host.
+        at_ns: Vec<u64>,
+        /// Slots that did not hold what they should when they were seen.
+        bad_pages: u64,
     },
     /// Instead of any of these.
     Failed(Failure),
@@ -64,10 +104,9 @@ pub struct Started {
     pub pid: u32,
     /// Its file descriptor of the pools.
     pub memory_fd: i32,
+    /// Its eventfd for [`Watch::Eventfd`].
+    pub event_fd: i32,
 }
-
-/// Chunks of a stage of a flight.
-pub const CHUNKS: u16 = 64;
 
 /// One end of the conversation.
 #[derive(Debug)]
@@ -89,7 +128,17 @@ impl Control {
 
     /// Gives an order and waits for the answer.
     pub fn ask(&mut self, order: &Order) -> Result<Answer, Failure> {
-        self.sender.send(order).map_err(|error| lost(&error))?;
+        self.tell(order)?;
+        self.hear()
+    }
+
+    /// Gives an order whose answer comes later.
+    pub fn tell(&mut self, order: &Order) -> Result<(), Failure> {
+        self.sender.send(order).map_err(|error| lost(&error))
+    }
+
+    /// The answer to the oldest order without one.
+    pub fn hear(&mut self) -> Result<Answer, Failure> {
         match self.receiver.receive().map_err(|error| lost(&error))? {
             Some((Answer::Failed(failure), _)) => Err(failure),
             Some((answer, _)) => Ok(answer),

@@ -6,9 +6,9 @@ use kvgate_kvcache::{
     BlockTable, CacheSchema, ComponentRow, Formats, IndexKFormat, PageId, Space, V4Geometry,
 };
 use kvgate_transfer::bare::{Slots, View};
+use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{Error, PoolGeometry};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 use super::options::{Load, ModelName, Order};
 use crate::handoff::failure::{Failure, FailureKind};
@@ -279,7 +279,8 @@ fn lists_of_model(
 }
 
 /// A request that owns its slots in random order.
-fn block_table(schema: &CacheSchema, tokens: u32, seed: u64) -> BlockTable {
+#[must_use]
+pub fn block_table(schema: &CacheSchema, tokens: u32, seed: u64) -> BlockTable {
     let counts = schema.slots_for(tokens);
     let ids = |space| -> Vec<PageId> {
         let drawn = shuffled(counts.of(space), counts.of(space), seed);

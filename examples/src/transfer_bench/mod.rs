@@ -1,13 +1,23 @@
 //! `transfer-bench`: what the engine costs on each path, beside the bare loop of that path in the same run.
 
+pub mod activity;
+pub mod backends;
 pub mod bare_stream;
+pub mod cli;
 pub mod control;
+pub mod flights;
+pub mod idle;
+pub mod latency;
 pub mod layout;
 pub mod options;
 pub mod pair;
+pub mod plan;
+pub mod plot;
 pub mod row;
 pub mod target;
 pub mod throughput;
+pub mod watch;
+pub mod xb;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,73 +25,53 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use self::options::{Backend, Direction, Load};
+use self::cli::{Cli, Command, ThroughputArgs};
+use crate::bench::Heap;
 use crate::handoff::console;
 use crate::handoff::failure::Failure;
-use crate::handoff::{signals, version};
+use crate::handoff::signals;
 use crate::tool::{self, Finished};
 
 /// Names the JSON object.
 pub const SCHEMA: &str = "kvgate.transfer-bench/1";
 
-/// Measures the transfer engine beside the bare loop of each path.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "transfer-bench", version = version::LINE, args_conflicts_with_subcommands = true)]
-pub struct Cli {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    throughput: ThroughputArgs,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-enum Command {
-    /// Bytes per second of one load (the default)
-    Throughput(ThroughputArgs),
-}
-
-/// Options of `throughput`.
-#[derive(Clone, Debug, Parser)]
-pub struct ThroughputArgs {
-    #[command(flatten)]
-    load: Load,
-    #[command(flatten)]
-    common: Common,
-}
-
-/// Options of every subcommand.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Common {
-    /// Bound of every wait for the peer
-    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    deadline_ms: u64,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Cli {
-    /// Whether the result is one JSON object.
-    #[must_use]
-    pub fn is_json(&self) -> bool {
-        match &self.command {
-            Some(Command::Throughput(args)) => args.common.json,
-            None => self.throughput.common.json,
-        }
-    }
-}
+/// The measuring side bounds its own waits, and ends the peer with itself.
+const TARGET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs the tool.
 ///
 /// # Errors
 /// The options do not fit, the path is not usable here, or the peer was lost.
-pub fn run(cli: Cli) -> Result<Finished, Failure> {
+pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
+    if cli.list_backends {
+        return Ok(list_backends());
+    }
     match cli.command {
-        Some(Command::Throughput(args)) => throughput(&args),
         None => throughput(&cli.throughput),
+        Some(Command::Throughput(args)) => throughput(&args),
+        Some(Command::Latency(args)) => latency(&args.run()?),
+        Some(Command::Notify(args)) => latency(&args.run()?),
+        Some(Command::Plan(args)) => {
+            let report = plan::measure(args.model, args.tokens, args.index_k, heap)?;
+            Ok(finished(vec![report.line()], "plan", &report, 0))
+        }
+        Some(Command::Idle(args)) => {
+            let backend = backends::choose(args.backend)?;
+            let seconds = Duration::from_secs_f64(args.seconds);
+            let report = idle::measure(backend, seconds, args.common.deadline())?;
+            Ok(finished(report.lines(), "idle", &report, 0))
+        }
+        Some(Command::Xb(args)) => {
+            xb::run(backends::choose(args.backend)?, args.common.deadline())?;
+            Ok(Finished {
+                json: Value::Null,
+                lines: Vec::new(),
+                exit_code: 0,
+            })
+        }
     }
 }
 
@@ -116,36 +106,57 @@ pub fn run_target() -> ExitCode {
     }
 }
 
-/// The measuring side bounds its own waits, and ends the peer with itself.
-const TARGET_DEADLINE: Duration = Duration::from_secs(60);
-
 fn throughput(args: &ThroughputArgs) -> Result<Finished, Failure> {
-    let backend = usable(args.load.backend)?;
-    if args.load.op == Direction::Read {
-        return Err(pair::no_read());
+    let backend = backends::choose(args.loads.backend)?;
+    let mut rows = Vec::new();
+    for load in args.loads.each() {
+        let row = throughput::measure(&load, backend, args.common.deadline())?;
+        if args.common.json {
+            console::note(&row.line());
+        }
+        rows.push(row);
     }
-    let deadline = Duration::from_millis(args.common.deadline_ms);
-    let row = throughput::measure(&args.load, backend, deadline)?;
-    let (verdict, exit_code) = match row.bad_pages {
-        0 => ("good", 0),
-        _ => ("bad-pages", 1),
-    };
-    Ok(Finished {
-        lines: vec![row.line()],
-        json: json!({ "schema": SCHEMA, "verdict": verdict, "rows": [row] }),
-        exit_code,
-    })
+    if let Some(path) = &args.plot {
+        plot::draw(path, &rows)?;
+    }
+    let bad_pages = rows.iter().map(|row| row.bad_pages).sum();
+    let lines = rows.iter().map(row::Row::line).collect();
+    Ok(finished(lines, "rows", &rows, bad_pages))
 }
 
-/// The path that is taken.
-fn usable(backend: Backend) -> Result<Backend, Failure> {
-    match backend {
-        Backend::Auto => Ok(Backend::Shm),
-        Backend::Local | Backend::Shm | Backend::Tcp => Ok(backend),
-        Backend::Cma | Backend::Ucx | Backend::Libfabric => Err(Failure::input(
-            "backend",
-            backend.id(),
-            "local, shm or tcp: the engine of this build has no other path",
-        )),
+fn latency(run: &latency::Run) -> Result<Finished, Failure> {
+    let latency = latency::measure(run)?;
+    let name = match run.kind {
+        latency::Kind::Gate(_) => "latency",
+        latency::Kind::Note => "notify",
+    };
+    Ok(finished(
+        vec![latency.line()],
+        name,
+        &latency,
+        latency.bad_pages,
+    ))
+}
+
+fn list_backends() -> Finished {
+    let found = backends::list();
+    let line = |one: &backends::Usable| {
+        let word = if one.usable { "usable" } else { "not usable" };
+        format!("{:<10} {word:<11} {}", one.name, one.why)
+    };
+    finished(found.iter().map(line).collect(), "backends", &found, 0)
+}
+
+/// Bad pages make exit code 1.
+fn finished(lines: Vec<String>, name: &str, value: &impl Serialize, bad_pages: u64) -> Finished {
+    let verdict = if bad_pages == 0 { "good" } else { "bad-pages" };
+    let mut object = Map::new();
+    object.insert("schema".to_owned(), Value::from(SCHEMA));
+    object.insert("verdict".to_owned(), Value::from(verdict));
+    object.insert(name.to_owned(), json!(value));
+    Finished {
+        lines,
+        json: Value::Object(object),
+        exit_code: u8::from(bad_pages > 0),
     }
 }

@@ -71,39 +71,39 @@ pub enum ModelName {
     Pro,
 }
 
-/// What one row of figures is about.
+/// The rows of a run: one for each length of a page and number of pages.
 #[derive(Clone, Debug, Args)]
-pub struct Load {
+pub struct Loads {
     /// The path that the bytes take
     #[arg(long, value_enum, default_value_t)]
     pub backend: Backend,
     /// Who moves
     #[arg(long, value_enum, default_value_t)]
-    pub op: Direction,
-    /// Bytes of a page
-    #[arg(long, value_name = "B", default_value_t = 8448, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    pub page_bytes: u64,
-    /// Pages of a request
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    pub pages: u32,
+    op: Direction,
+    /// Bytes of a page; a comma list makes several rows
+    #[arg(long, value_name = "B", default_value = "8448", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    page_bytes: Vec<u64>,
+    /// Pages of a request; a comma list makes several rows
+    #[arg(long, value_name = "N", default_value = "1024", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pages: Vec<u32>,
     /// How the pages of a request lie
     #[arg(long, value_enum, default_value_t)]
-    pub order: Order,
+    order: Order,
     /// Requests in flight
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub concurrency: u32,
+    concurrency: u32,
     /// Which pages are compared
     #[arg(long, value_enum, default_value_t)]
-    pub check: Check,
+    check: Check,
     /// Seconds of slices
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
-    pub duration: f64,
+    duration: f64,
     /// Move the cache of a prompt of this model instead of equal pages
     #[arg(long, value_enum, requires = "tokens", conflicts_with_all = ["page_bytes", "pages"])]
-    pub model: Option<ModelName>,
+    model: Option<ModelName>,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u32).range(1..=1 << 21))]
-    pub tokens: Option<u32>,
+    tokens: Option<u32>,
     /// Storage of the indexer keys
     #[arg(
         long,
@@ -112,13 +112,70 @@ pub struct Load {
         value_name = "F",
         default_value_t
     )]
-    pub index_k: IndexK,
+    index_k: IndexK,
     /// Least size of a pool: a request touches few of its pages
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
+    pool_mib: u64,
+}
+
+/// What one row of figures is about.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Who moves.
+    pub op: Direction,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Pages of a request.
+    pub pages: u32,
+    /// How the pages of a request lie.
+    pub order: Order,
+    /// Requests in flight.
+    pub concurrency: u32,
+    /// Which pages are compared.
+    pub check: Check,
+    /// Seconds of slices.
+    pub duration: f64,
+    /// The model whose cache is moved instead of equal pages.
+    pub model: Option<ModelName>,
+    /// Tokens of the prompt.
+    pub tokens: Option<u32>,
+    /// Storage of the indexer keys.
+    pub index_k: IndexK,
+    /// Least size of a pool.
     pub pool_mib: u64,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+impl Loads {
+    /// One load after the other.
+    pub fn each(&self) -> impl Iterator<Item = Load> {
+        let sizes = match self.model {
+            Some(_) => vec![(0, 0)],
+            None => {
+                let pages = |bytes| self.pages.iter().map(move |pages| (bytes, *pages));
+                self.page_bytes
+                    .iter()
+                    .flat_map(|bytes| pages(*bytes))
+                    .collect()
+            }
+        };
+        sizes.into_iter().map(|(page_bytes, pages)| Load {
+            op: self.op,
+            page_bytes,
+            pages,
+            order: self.order,
+            concurrency: self.concurrency,
+            check: self.check,
+            duration: self.duration,
+            model: self.model,
+            tokens: self.tokens,
+            index_k: self.index_k,
+            pool_mib: self.pool_mib,
+        })
+    }
+}
+
+/// Parses a length of time.
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
         _ => Err("expected seconds, more than 0 and at most 3600".to_owned()),

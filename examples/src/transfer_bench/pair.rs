@@ -5,30 +5,33 @@ use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kvgate_transfer::bare::{Slots, View};
+use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Address, Agent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, Incarnation, Memory,
-    MemoryRegion, Op, PeerId, PoolId, PostOptions, SourceReady, StageId, Status, TransferHandle,
-    Visibility,
+    Address, Agent, AgentEvent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, Incarnation,
+    MemoryRegion, Op, PeerId, PoolId, PostOptions, PreparedTransfer, SourceReady, StageId, Status,
+    TransferHandle, Visibility,
 };
 
-use super::control::{Answer, CHUNKS, Control, Order, Started, out_of_turn};
+use super::activity::{self, Activity};
+use super::control::{Answer, Control, Order, Started, out_of_turn};
+use super::flights::Flights;
 use super::layout::{Layout, PageList};
 use super::options::{Backend, Direction};
 use super::target;
+use super::watch::{WORD_BYTES, Words};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
 
 /// The word after the program's name that makes it the peer of a run.
 pub const SUBCOMMAND: &str = "target";
 
-/// Stages of a flight.
-const STAGES: u16 = 1024;
+/// Stages of a flight, and chunks of each, while throughput is measured.
+const STAGES: (u16, u16) = (1024, 64);
 
 /// The other side: a process, or a thread for `local`.
 #[derive(Debug)]
@@ -44,14 +47,22 @@ pub struct Pair {
     agent: Agent,
     peer: PeerId,
     incarnation: Incarnation,
+    /// The peer's word that its pools may be read.
+    told: Option<AgentEvent>,
+    /// Flights of reads: they land here.
+    flights: Flights,
     here: Arc<View>,
     there: Arc<View>,
+    started: Started,
     layout: Layout,
     pools: Vec<PoolId>,
     remote_pools: Vec<PoolId>,
     deadline: Duration,
     epoch: Epoch,
+    /// Chunks of a stage of the open flight.
+    chunks: u32,
     next_ticket: u32,
+    last_ticket: u32,
     _region: MemoryRegion,
     other: Other,
 }
@@ -60,12 +71,7 @@ impl Pair {
     /// Starts the peer and connects to it.
     pub fn start(backend: Backend, layout: Layout, deadline: Duration) -> Result<Self, Failure> {
         let agent = target::build_agent("initiator")?;
-        let memory = Memory::shared("kvgate-bench-initiator", layout.memory_bytes())
-            .map_err(|error| transfer_failure(&error))?;
-        let memory = Arc::new(memory);
-        let region = agent
-            .register(memory.clone(), &layout.geometries())
-            .map_err(|error| transfer_failure(&error))?;
+        let (memory, region) = target::make_pools(&agent, "kvgate-bench-initiator", &layout)?;
         let (ours, theirs) = UnixStream::pair().map_err(|error| start_failure(&error))?;
         let in_process = match backend {
             Backend::Local => Some(target::build_agent("target")?),
@@ -84,7 +90,8 @@ impl Pair {
             Answer::Started(started) => started,
             other => return Err(out_of_turn(&other)),
         };
-        let there = view_of(&started, layout.memory_bytes())?;
+        let words_end = layout.memory_bytes().next_multiple_of(WORD_BYTES) + WORD_BYTES;
+        let there = view_of(&started, words_end)?;
         let peer = match &in_process {
             Some(target) => Agent::connect_local(&agent, target).map(|(peer, _)| peer),
             None => agent.connect(
@@ -97,16 +104,21 @@ impl Pair {
         Ok(Self {
             control,
             incarnation: info.incarnation,
+            told: None,
+            flights: Flights::new(&agent, peer, deadline),
             remote_pools: info.pools.iter().map(|pool| pool.pool).collect(),
             pools: region.pools().to_vec(),
             agent,
             peer,
             here: View::own(memory),
             there,
+            started,
             layout,
             deadline,
             epoch: Epoch(0),
-            next_ticket: u32::MAX,
+            chunks: 1,
+            next_ticket: 0,
+            last_ticket: 0,
             _region: region,
             other,
         })
@@ -128,38 +140,56 @@ impl Pair {
         direction: Direction,
         list: &PageList,
     ) -> Result<TransferHandle, Failure> {
+        let transfer = self.prepare(direction, list)?;
+        self.post_prepared(&transfer)
+    }
+
+    /// The two lists, checked.
+    pub fn prepare(
+        &self,
+        direction: Direction,
+        list: &PageList,
+    ) -> Result<PreparedTransfer, Failure> {
         let (mut local, mut remote) = (
             DescriptorList::new(),
             DescriptorList::remote(self.incarnation),
         );
         for group in list {
-            let ours = self.pools.get(group.pools.clone()).unwrap_or_default();
-            let theirs = self
-                .remote_pools
-                .get(group.pools.clone())
-                .unwrap_or_default();
-            local.push_group(ours, &group.here);
-            remote.push_group(theirs, &group.there);
+            let ours = self.pools.get(group.pools.clone());
+            let theirs = self.remote_pools.get(group.pools.clone());
+            local.push_group(ours.unwrap_or_default(), &group.here);
+            remote.push_group(theirs.unwrap_or_default(), &group.there);
         }
-        let Direction::Write = direction else {
-            return Err(no_read());
+        let op = match direction {
+            Direction::Read => Op::Read,
+            Direction::Write => Op::Write,
         };
-        let transfer = self
-            .agent
-            .prepare(Op::Write, &local, &remote, self.peer)
-            .map_err(|error| transfer_failure(&error))?;
+        self.agent
+            .prepare(op, &local, &remote, self.peer)
+            .map_err(|error| transfer_failure(&error))
+    }
+
+    /// Posts a transfer with the next chunk of the open flight.
+    pub fn post_prepared(
+        &mut self,
+        transfer: &PreparedTransfer,
+    ) -> Result<TransferHandle, Failure> {
+        let source = match transfer.op() {
+            Op::Read => self.told.as_ref().and_then(SourceReady::announced),
+            _ => Some(SourceReady::host_written()),
+        };
+        let source = source.ok_or_else(|| Failure::internal("the pools were not announced"))?;
         let options = self.options();
-        let source = SourceReady::host_written();
         let deadline = Deadline::after(self.deadline);
         self.agent
-            .post_within(&transfer, source, options, deadline)
+            .post_within(transfer, source, options, deadline)
             .map_err(|refused| transfer_failure(&refused.error))
     }
 
     fn options(&mut self) -> PostOptions {
         let (stage, chunk) = (
-            self.next_ticket / u32::from(CHUNKS),
-            self.next_ticket % u32::from(CHUNKS),
+            self.next_ticket / self.chunks,
+            self.next_ticket % self.chunks,
         );
         self.next_ticket += 1;
         #[allow(
@@ -199,22 +229,50 @@ impl Pair {
     /// Requests that the flight still has chunks for.
     #[must_use]
     pub fn tickets(&self) -> u32 {
-        (u32::from(STAGES) * u32::from(CHUNKS)).saturating_sub(self.next_ticket)
+        self.last_ticket.saturating_sub(self.next_ticket)
     }
 
     /// Makes sure of `count` chunks. Nothing may be in flight.
-    pub fn refill(&mut self, count: u32) -> Result<(), Failure> {
+    pub fn refill(&mut self, direction: Direction, count: u32) -> Result<(), Failure> {
         if self.tickets() >= count {
             return Ok(());
         }
-        match self.control.ask(&Order::Flight { stages: STAGES })? {
-            Answer::Armed { epoch } => {
-                self.epoch = Epoch(epoch);
-                self.next_ticket = 0;
-                Ok(())
+        self.next_flight(direction, STAGES)
+    }
+
+    /// Opens a flight where the bytes land.
+    pub fn next_flight(
+        &mut self,
+        direction: Direction,
+        (stages, chunks): (u16, u16),
+    ) -> Result<(), Failure> {
+        if direction == Direction::Write || self.told.is_none() {
+            match self.control.ask(&Order::Flight { stages, chunks })? {
+                Answer::Armed { epoch } => self.epoch = Epoch(epoch),
+                other => return Err(out_of_turn(&other)),
             }
-            other => Err(out_of_turn(&other)),
+            self.hear_the_word()?;
         }
+        if direction == Direction::Read {
+            self.epoch = self.flights.next_flight(stages, chunks, None)?.epoch();
+        }
+        self.chunks = u32::from(chunks);
+        self.next_ticket = 0;
+        self.last_ticket = u32::from(stages) * self.chunks;
+        Ok(())
+    }
+
+    /// The peer says with its first flight that its pools may be read.
+    fn hear_the_word(&mut self) -> Result<(), Failure> {
+        while self.told.is_none() {
+            let event = self.agent.next_event(Deadline::after(self.deadline));
+            match event.ok_or_else(peer_lost)? {
+                event @ AgentEvent::Message { .. } => self.told = Some(event),
+                AgentEvent::PeerDown { .. } => return Err(peer_lost()),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Processor time of this process, and of the peer if that is another one.
@@ -226,7 +284,27 @@ impl Pair {
                 other => return Err(out_of_turn(&other)),
             },
         };
-        Ok((target::cpu_ns(), there))
+        Ok((activity::cpu_ns(), there))
+    }
+
+    /// What the peer process has used so far.
+    pub fn peer_activity(&mut self) -> Result<Activity, Failure> {
+        match self.control.ask(&Order::Activity)? {
+            Answer::Activity(activity) => Ok(activity),
+            other => Err(out_of_turn(&other)),
+        }
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn started(&self) -> &Started {
+        &self.started
+    }
+
+    /// The words behind the peer's pools.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        Words::new(&self.there, self.layout.memory_bytes())
     }
 
     /// The conversation with the peer.
@@ -257,16 +335,6 @@ impl Drop for Other {
             }
         }
     }
-}
-
-/// Why there is no read.
-#[must_use]
-pub fn no_read() -> Failure {
-    Failure::input(
-        "op",
-        "read",
-        "write: this build of the engine does not read",
-    )
 }
 
 fn start_process(control: UnixStream) -> Result<Other, Failure> {

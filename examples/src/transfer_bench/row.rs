@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+use super::options::{Backend, Load};
+use super::throughput::{Cpu, Figures, Round};
+
 /// What one load showed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -49,8 +52,12 @@ pub struct Row {
     pub bad_pages: u64,
     /// One-minute load of the machine.
     pub load: f64,
-    /// The slowest slice pair in ten: how much the ratio moves.
+    /// The ratio that nine rounds in ten exceed: how much it moves.
     pub ratio_p10: f64,
+    /// The fastest request.
+    pub min_us: f64,
+    /// Processor time of the plain copy for a KiB.
+    pub memcpy_cpu_ns_kib: f64,
     /// Pages that were compared.
     pub checked_pages: u64,
     /// The model, if its cache was moved.
@@ -81,6 +88,67 @@ pub struct Limit {
 }
 
 impl Row {
+    /// From the figures of a load.
+    #[must_use]
+    pub fn new(load: &Load, backend: Backend, figures: Figures) -> Self {
+        let rounds = &figures.rounds;
+        let of = |value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();
+        let engine = sorted(of(|round| round.engine));
+        let ratios = sorted(of(|round| round.engine / round.memcpy));
+        let memcpy_gbps_med = median(of(|round| round.memcpy));
+        let ratio_med = quantile(&ratios, 0.5);
+        let limit_ratio = |round: &Round| round.limit.map(|limit| round.engine / limit);
+        let limit = match figures.limit_name {
+            None => Limit {
+                name: "memcpy",
+                gbps_med: memcpy_gbps_med,
+                ratio_med,
+            },
+            Some(name) => Limit {
+                name,
+                gbps_med: median(rounds.iter().filter_map(|round| round.limit).collect()),
+                ratio_med: median(rounds.iter().filter_map(limit_ratio).collect()),
+            },
+        };
+        let slices = rounds.len();
+        let latencies = sorted(figures.latencies_us);
+        let (cpu, gbps_p90) = (figures.cpu, quantile(&engine, 0.9));
+        let request_bytes = figures.request_bytes.max(1) as f64;
+        Self {
+            backend: backend.id().to_owned(),
+            op: load.op.id(),
+            page_bytes: figures.request_bytes / figures.pages.max(1),
+            pages: figures.pages,
+            order: load.order.id(),
+            concurrency: load.concurrency,
+            check: load.check.id(),
+            gbps_med: quantile(&engine, 0.5),
+            gbps_p90,
+            descs_s: gbps_p90 * 1e9 * figures.pages as f64 / request_bytes,
+            p50_us: quantile(&latencies, 0.5),
+            p99_us: quantile(&latencies, 0.99),
+            cpu_ns_kib: cpu.ns_kib(),
+            cpu_init: cpu.here_ns as f64 / cpu.wall_ns.max(1) as f64,
+            cpu_target: cpu.there_ns as f64 / cpu.wall_ns.max(1) as f64,
+            memcpy_gbps_med,
+            ratio_med,
+            limit,
+            requests: figures.requests,
+            slices,
+            bad_pages: figures.bad_pages,
+            load: machine_load(),
+            ratio_p10: quantile(&ratios, 0.1),
+            min_us: quantile(&latencies, 0.0),
+            memcpy_cpu_ns_kib: figures.memcpy_cpu.ns_kib(),
+            checked_pages: figures.checked_pages,
+            model: load.model.zip(load.tokens).map(|(model, tokens)| ModelRow {
+                name: model.id(),
+                tokens,
+                index_k: load.index_k.id(),
+            }),
+        }
+    }
+
     /// One line for people.
     #[must_use]
     pub fn line(&self) -> String {
@@ -107,6 +175,14 @@ impl Row {
             self.bad_pages,
             self.checked_pages,
         )
+    }
+}
+
+impl Cpu {
+    /// Processor time of both processes for a KiB.
+    #[must_use]
+    pub fn ns_kib(&self) -> f64 {
+        (self.here_ns + self.there_ns) as f64 * 1024.0 / self.bytes.max(1) as f64
     }
 }
 

@@ -2,24 +2,23 @@
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
+use kvgate_transfer::bare::{self, Slots, View};
+use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Address, Agent, AgentEvent, Barrier, BarrierPlan, ChunkId, ChunkSpec, Deadline, Epoch,
-    Expectation, Memory, MemoryRegion, PeerId, StageId, WriterRank, bare,
+    Address, Agent, AgentEvent, Barrier, Deadline, Memory, MemoryRegion, PeerId,
 };
-use rustix::time::{ClockId, clock_gettime};
 
+use super::activity::{Activity, cpu_ns};
 use super::bare_stream;
-use super::control::{Answer, CHUNKS, Control, Order, Started};
+use super::control::{Answer, Control, Order, Started, Watch};
+use super::flights::Flights;
 use super::layout::Layout;
 use super::options::Backend;
+use super::watch::{self, Bell, Notes, WORD_BYTES, Words};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
-
-/// The one writer of every flight.
-pub const RANK: WriterRank = WriterRank(0);
 
 /// Serves one run. `agent` is given within one process, where the other side connects the two.
 pub fn run(control: UnixStream, agent: Option<Agent>, deadline: Duration) -> Result<(), Failure> {
@@ -35,22 +34,23 @@ pub fn run(control: UnixStream, agent: Option<Agent>, deadline: Duration) -> Res
         Err(failure) => return control.answer(&Answer::Failed(failure)),
     };
     while let Some(order) = control.next_order()? {
-        let answer = target.obey(&order).unwrap_or_else(Answer::Failed);
+        let answer = target.obey(order).unwrap_or_else(Answer::Failed);
         control.answer(&answer)?;
     }
     Ok(())
 }
 
 struct Target {
+    flights: Option<Flights>,
+    barrier: Option<Arc<Barrier>>,
+    notes: Arc<Notes>,
+    bell: Bell,
+    words: Words,
     agent: Agent,
     layout: Layout,
     memory: Arc<Memory>,
     _region: MemoryRegion,
     deadline: Duration,
-    /// Who connected; known with the first flight.
-    peer: Option<PeerId>,
-    epoch: u64,
-    flight: Option<Expectation>,
 }
 
 impl Target {
@@ -60,97 +60,105 @@ impl Target {
         agent: Option<Agent>,
         deadline: Duration,
     ) -> Result<(Self, Started), Failure> {
-        let memory = Memory::shared("kvgate-bench-target", layout.memory_bytes())
-            .map_err(|error| transfer_failure(&error))?;
-        let memory = Arc::new(memory);
         let agent = match agent {
             Some(agent) => agent,
             None => build_agent("target")?,
         };
-        let region = agent
-            .register(memory.clone(), &layout.geometries())
-            .map_err(|error| transfer_failure(&error))?;
+        let (memory, region) = make_pools(&agent, "kvgate-bench-target", &layout)?;
         let address = listen(&agent, backend)?;
-        let memory_fd = bare::file(&memory).map_or(-1, |file| file.as_raw_fd());
+        let bell = Bell::new()?;
         let started = Started {
             address,
             pid: std::process::id(),
-            memory_fd,
+            memory_fd: bare::file(&memory).map_or(-1, |file| file.as_raw_fd()),
+            event_fd: bell.event.as_raw_fd(),
         };
+        let words = Words::new(&View::own(memory.clone()), layout.memory_bytes());
         let target = Self {
+            flights: None,
+            barrier: None,
+            notes: Arc::default(),
+            bell,
+            words,
             agent,
             layout,
             memory,
             _region: region,
             deadline,
-            peer: None,
-            epoch: 0,
-            flight: None,
         };
         Ok((target, started))
     }
 
-    fn obey(&mut self, order: &Order) -> Result<Answer, Failure> {
+    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::Start { .. } => Err(Failure::internal("started twice")),
-            Order::Flight { stages } => self.next_flight(*stages),
+            Order::Flight { stages, chunks } => self.next_flight(stages, chunks),
+            Order::Activity => Ok(Answer::Activity(Activity::now())),
             Order::Cpu => Ok(Answer::Cpu { ns: cpu_ns() }),
             Order::BareStream => {
                 let port = bare_stream::serve(&self.memory, &self.layout)?;
                 Ok(Answer::BareStream { port })
             }
+            Order::Watch {
+                watch,
+                slots,
+                first_seed,
+            } => self.watch(watch, &slots, first_seed),
         }
     }
 
-    fn next_flight(&mut self, stages: u16) -> Result<Answer, Failure> {
-        let peer = self.peer()?;
-        if let Some(flight) = self.flight.take() {
-            let draining = flight.close();
-            // The other side asks for the next flight when its operations are terminal.
-            draining.writer_answered(peer, RANK);
-            let quiet = draining.wait(Deadline::after(self.deadline));
-            // Every flight fills the same slots, so nothing is reused against the proof.
-            drop(quiet.map_err(|_| {
-                Failure::new(
-                    FailureKind::DeadlineExceeded,
-                    "a flight did not become quiet",
-                )
-            })?);
-        }
-        self.epoch += 1;
-        let chunk = |stage, chunk| ChunkSpec {
-            stage: StageId(stage),
-            chunk: ChunkId(chunk),
-            writer: RANK,
-            descriptor_count: 1,
+    fn next_flight(&mut self, stages: u16, chunks: u16) -> Result<Answer, Failure> {
+        self.notes = Arc::new(Notes::new(&self.words));
+        let flights = match &mut self.flights {
+            Some(flights) => flights,
+            None => {
+                let peer = self.greet()?;
+                let flights = Flights::new(&self.agent, peer, self.deadline);
+                self.flights.insert(flights)
+            }
         };
-        let chunks = (0..stages).flat_map(|s| (0..CHUNKS).map(move |c| chunk(s, c)));
-        let plan =
-            BarrierPlan::from_chunks(chunks.collect()).map_err(|error| transfer_failure(&error))?;
-        let barrier = Barrier::new(plan, Epoch(self.epoch));
-        let flight = self
-            .agent
-            .expect(&barrier, &[(peer, RANK)], None)
-            .map_err(|error| transfer_failure(&error))?;
-        barrier
-            .arm()
-            .map_err(|error| Failure::internal(error.to_string()))?;
-        self.flight = Some(flight);
-        Ok(Answer::Armed { epoch: self.epoch })
+        let barrier = flights.next_flight(stages, chunks, Some(self.notes.clone()))?;
+        let epoch = barrier.epoch().0;
+        self.barrier = Some(barrier);
+        Ok(Answer::Armed { epoch })
     }
 
-    fn peer(&mut self) -> Result<PeerId, Failure> {
-        if let Some(peer) = self.peer {
-            return Ok(peer);
-        }
+    /// Waits for the measuring side, and gives it the word that the pools may be read.
+    fn greet(&self) -> Result<PeerId, Failure> {
         match self.agent.next_event(Deadline::after(self.deadline)) {
-            Some(AgentEvent::PeerUp { peer }) => Ok(*self.peer.insert(peer)),
+            Some(AgentEvent::PeerUp { peer }) => {
+                let told = self.agent.send(peer, "the pools may be read");
+                told.map_err(|error| transfer_failure(&error))?;
+                Ok(peer)
+            }
             Some(AgentEvent::Refused { reason, .. }) => Err(Failure::internal(reason)),
             _ => Err(Failure::new(
                 FailureKind::PeerLost,
                 "the measuring side did not connect",
             )),
         }
+    }
+
+    fn watch(&mut self, watch: Watch, slots: &[u32], seed: u64) -> Result<Answer, Failure> {
+        let view = View::own(self.memory.clone());
+        let pool = self.layout.pools.first().map(|pool| pool.geometry());
+        let pool = pool.ok_or_else(|| Failure::internal("no pool"))?;
+        let page = |(slot, seed): (&u32, u64)| {
+            let slots = Slots::new(&view, vec![(pool, vec![*slot])]);
+            slots
+                .map(|slots| (slots, seed))
+                .map_err(|error| transfer_failure(&error))
+        };
+        let pages = slots.iter().zip(seed..).map(page);
+        let pages: Vec<(Slots, u64)> = pages.collect::<Result<_, _>>()?;
+        let (at_ns, bad_pages) = watch::run(
+            watch,
+            &pages,
+            self.barrier.as_deref(),
+            (&self.words, &self.bell, &self.notes),
+            Deadline::after(self.deadline),
+        )?;
+        Ok(Answer::Seen { at_ns, bad_pages })
     }
 }
 
@@ -159,6 +167,19 @@ pub fn build_agent(name: &str) -> Result<Agent, Failure> {
     Agent::builder(name)
         .build()
         .map_err(|error| transfer_failure(&error))
+}
+
+/// Pools, and behind them a few words for the bare wake-ups.
+pub fn make_pools(
+    agent: &Agent,
+    name: &str,
+    layout: &Layout,
+) -> Result<(Arc<Memory>, MemoryRegion), Failure> {
+    let words_end = layout.memory_bytes().next_multiple_of(WORD_BYTES) + WORD_BYTES;
+    let memory = Memory::shared(name, words_end).map_err(|error| transfer_failure(&error))?;
+    let memory = Arc::new(memory);
+    let region = agent.register(memory.clone(), &layout.geometries());
+    Ok((memory, region.map_err(|error| transfer_failure(&error))?))
 }
 
 fn listen(agent: &Agent, backend: Backend) -> Result<String, Failure> {
@@ -175,11 +196,4 @@ fn listen(agent: &Agent, backend: Backend) -> Result<String, Failure> {
         Address::Shm(name) => Ok(name),
         other => Err(Failure::internal(format!("listens on {other:?}"))),
     }
-}
-
-/// Processor time of all threads of this process.
-#[must_use]
-pub fn cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -7,18 +7,19 @@ use std::time::{Duration, Instant};
 use kvgate_transfer::TransferHandle;
 use kvgate_transfer::bare::Slots;
 
+use super::activity;
 use super::bare_stream::BareStream;
 use super::control::{Answer, Order, out_of_turn};
 use super::layout::{self, PageList};
 use super::options::{Backend, Check, Direction, Load};
 use super::pair::Pair;
-use super::row::{Limit, ModelRow, Row, machine_load, median, quantile, sorted};
+use super::row::Row;
 use crate::handoff::failure::Failure;
 
 /// Length of a slice, unless one request is longer.
 const SLICE: Duration = Duration::from_millis(2);
 /// Rounds at least, however long they take.
-const LEAST_ROUNDS: usize = 3;
+pub const LEAST_ROUNDS: usize = 3;
 /// Most latencies that are kept.
 const LATENCIES: usize = 1 << 20;
 /// A verified pass over more bytes than this looks at one list only.
@@ -28,15 +29,17 @@ const TICKETS_PER_SLICE: u32 = 16_384;
 
 /// Measures one load over `backend`, which is not `Auto`.
 pub fn measure(load: &Load, backend: Backend, deadline: Duration) -> Result<Row, Failure> {
-    let mut bench = Bench::start(load, backend, deadline)?;
+    let layout = layout::pools(load)?;
+    let pair = Pair::start(backend, layout.clone(), deadline)?;
+    let mut bench = Bench::new(pair, backend, load, layout::lists(load, &layout, 1)?)?;
     bench.verified_pass()?;
     let until = Instant::now() + Duration::from_secs_f64(load.duration);
-    while bench.rounds.len() < LEAST_ROUNDS || Instant::now() < until {
+    while bench.rounds() < LEAST_ROUNDS || Instant::now() < until {
         bench.round()?;
         bench.check_sample()?;
     }
     bench.verified_pass()?;
-    Ok(bench.row(load, backend))
+    Ok(Row::new(load, backend, bench.finish().0))
 }
 
 /// A list with both of its sides as this process sees them.
@@ -46,7 +49,8 @@ struct Listed {
     there: Slots,
 }
 
-struct Bench {
+/// A pair and its lists, while slices are made.
+pub struct Bench {
     pair: Pair,
     lists: Vec<Listed>,
     direction: Direction,
@@ -55,34 +59,66 @@ struct Bench {
     stream: Option<BareStream>,
     /// Fills of the source so far; each one has other bytes.
     seed: u64,
-    bad_pages: u64,
-    checked_pages: u64,
-    rounds: Vec<Round>,
-    latencies_us: Vec<f64>,
-    requests: u64,
-    cpu: Cpu,
+    figures: Figures,
+}
+
+/// What the slices showed.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// GB/s of the slices, round by round.
+    pub rounds: Vec<Round>,
+    /// Of each request.
+    pub latencies_us: Vec<f64>,
+    /// Timed requests.
+    pub requests: u64,
+    /// Pages of a request.
+    pub pages: u64,
+    /// Bytes of a request.
+    pub request_bytes: u64,
+    /// Processor time of the slices of the engine.
+    pub cpu: Cpu,
+    /// Processor time of the plain copies, and what they copied.
+    pub memcpy_cpu: Cpu,
+    /// The bare loop of the path, when it is not the plain copy.
+    pub limit_name: Option<&'static str>,
+    /// Pages that did not hold what was sent.
+    pub bad_pages: u64,
+    /// Pages that were compared.
+    pub checked_pages: u64,
 }
 
 /// GB/s of the slices of one round.
-struct Round {
-    engine: f64,
-    memcpy: f64,
-    limit: Option<f64>,
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Round {
+    /// The engine.
+    pub engine: f64,
+    /// The plain copy.
+    pub memcpy: f64,
+    /// The bare loop of the path.
+    pub limit: Option<f64>,
 }
 
-#[derive(Default)]
-struct Cpu {
-    here_ns: u64,
-    there_ns: u64,
-    wall_ns: u64,
-    bytes: u64,
+/// Processor time for bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cpu {
+    /// This process.
+    pub here_ns: u64,
+    /// The peer process.
+    pub there_ns: u64,
+    /// Time that passed.
+    pub wall_ns: u64,
+    /// Bytes moved in it.
+    pub bytes: u64,
 }
 
 impl Bench {
-    fn start(load: &Load, backend: Backend, deadline: Duration) -> Result<Self, Failure> {
-        let layout = layout::pools(load)?;
-        let mut pair = Pair::start(backend, layout.clone(), deadline)?;
-        let lists = layout::lists(load, &layout, 1)?;
+    /// Over a pair that is connected.
+    pub fn new(
+        mut pair: Pair,
+        backend: Backend,
+        load: &Load,
+        lists: Vec<PageList>,
+    ) -> Result<Self, Failure> {
         let stream = match backend {
             Backend::Tcp => match pair.control().ask(&Order::BareStream)? {
                 Answer::BareStream { port } => Some(BareStream::connect(port)?),
@@ -97,34 +133,50 @@ impl Bench {
         let lists = lists
             .into_iter()
             .map(with_views)
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let first = lists.first().ok_or_else(|| Failure::internal("no list"))?;
+        let figures = Figures {
+            pages: first.here.count(),
+            request_bytes: first.here.bytes(),
+            limit_name: stream.as_ref().map(|_| "writev/readv with acks"),
+            ..Figures::default()
+        };
         Ok(Self {
             pair,
-            lists,
             direction: load.op,
             check: load.check,
             concurrency: load.concurrency as usize,
             stream,
             seed: 0,
-            bad_pages: 0,
-            checked_pages: 0,
-            rounds: Vec::new(),
-            latencies_us: Vec::new(),
-            requests: 0,
-            cpu: Cpu::default(),
+            lists,
+            figures,
         })
     }
 
-    fn request_bytes(&self) -> u64 {
-        self.lists.first().map_or(0, |listed| listed.here.bytes())
+    /// Rounds so far.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.figures.rounds.len()
+    }
+
+    /// Pages that were bad so far.
+    #[must_use]
+    pub fn bad_pages(&self) -> u64 {
+        self.figures.bad_pages
+    }
+
+    /// The figures, and the pair for the next load.
+    #[must_use]
+    pub fn finish(self) -> (Figures, Pair) {
+        (self.figures, self.pair)
     }
 
     /// Every list, or one if that is much.
-    fn verified_pass(&mut self) -> Result<(), Failure> {
+    pub fn verified_pass(&mut self) -> Result<(), Failure> {
         if self.check == Check::Off {
             return Ok(());
         }
-        let count = match self.request_bytes() > VERIFY_ALL_BYTES {
+        let count = match self.figures.request_bytes > VERIFY_ALL_BYTES {
             true => 1,
             false => self.lists.len(),
         };
@@ -132,10 +184,10 @@ impl Bench {
     }
 
     /// One list per round.
-    fn check_sample(&mut self) -> Result<(), Failure> {
+    pub fn check_sample(&mut self) -> Result<(), Failure> {
         match self.check {
             Check::Sample => self
-                .verified_request(self.rounds.len() % self.lists.len())
+                .verified_request(self.figures.rounds.len() % self.lists.len())
                 .map(drop),
             Check::Full | Check::Off => Ok(()),
         }
@@ -143,7 +195,7 @@ impl Bench {
 
     /// New bytes in the source, one request, and at once a look at every page of the target.
     fn verified_request(&mut self, index: usize) -> Result<Duration, Failure> {
-        self.pair.refill(1)?;
+        self.pair.refill(self.direction, 1)?;
         self.seed += 1;
         let seed = self.seed;
         let listed = &self.lists[index];
@@ -153,18 +205,23 @@ impl Bench {
         let handle = self.pair.post(self.direction, &listed.list)?;
         self.pair.wait(&handle)?;
         let took = began.elapsed();
-        self.bad_pages += target.differing(seed);
-        self.checked_pages += target.count();
+        self.figures.bad_pages += target.differing(seed);
+        self.figures.checked_pages += target.count();
         Ok(took)
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
-        let is_forward = self.rounds.len().is_multiple_of(2);
-        let mut round = Round {
-            engine: 0.0,
-            memcpy: 0.0,
-            limit: None,
-        };
+    /// One slice of the engine and one of the plain copy.
+    pub fn round_without_limit(&mut self) -> Result<(), Failure> {
+        let stream = self.stream.take();
+        let result = self.round();
+        self.stream = stream;
+        result
+    }
+
+    /// One slice of each kind.
+    pub fn round(&mut self) -> Result<(), Failure> {
+        let is_forward = self.figures.rounds.len().is_multiple_of(2);
+        let mut round = Round::default();
         let order = match is_forward {
             true => [Kind::Engine, Kind::Memcpy, Kind::Limit],
             false => [Kind::Limit, Kind::Memcpy, Kind::Engine],
@@ -176,24 +233,28 @@ impl Bench {
                 Kind::Limit => round.limit = self.limit_slice()?,
             }
         }
-        self.rounds.push(round);
+        self.figures.rounds.push(round);
         Ok(())
     }
 
     fn engine_slice(&mut self) -> Result<f64, Failure> {
-        self.pair.refill(TICKETS_PER_SLICE)?;
+        self.pair.refill(self.direction, TICKETS_PER_SLICE)?;
         let (here, there) = self.pair.cpu_ns()?;
         let (requests, wall) = match self.check {
             Check::Full => self.verified_requests()?,
             Check::Sample | Check::Off => self.timed_requests()?,
         };
         let (here_after, there_after) = self.pair.cpu_ns()?;
-        let (wall_ns, bytes) = (wall.as_nanos() as u64, requests * self.request_bytes());
-        self.requests += requests;
-        self.cpu.here_ns += here_after - here;
-        self.cpu.there_ns += there_after - there;
-        self.cpu.wall_ns += wall_ns;
-        self.cpu.bytes += bytes;
+        let (wall_ns, bytes) = (
+            wall.as_nanos() as u64,
+            requests * self.figures.request_bytes,
+        );
+        self.figures.requests += requests;
+        let cpu = &mut self.figures.cpu;
+        cpu.here_ns += here_after - here;
+        cpu.there_ns += there_after - there;
+        cpu.wall_ns += wall_ns;
+        cpu.bytes += bytes;
         Ok(bytes as f64 / wall_ns.max(1) as f64)
     }
 
@@ -245,13 +306,15 @@ impl Bench {
     }
 
     fn note_latency(&mut self, latency: Duration) {
-        if self.latencies_us.len() < LATENCIES {
-            self.latencies_us.push(latency.as_nanos() as f64 / 1e3);
+        if self.figures.latencies_us.len() < LATENCIES {
+            self.figures
+                .latencies_us
+                .push(latency.as_nanos() as f64 / 1e3);
         }
     }
 
-    fn memcpy_slice(&self) -> f64 {
-        let began = Instant::now();
+    fn memcpy_slice(&mut self) -> f64 {
+        let (cpu_ns, began) = (activity::cpu_ns(), Instant::now());
         let (mut count, mut wall) = (0_usize, Duration::ZERO);
         while wall < SLICE {
             let listed = &self.lists[count % self.lists.len()];
@@ -260,11 +323,14 @@ impl Bench {
             count += 1;
             wall = began.elapsed();
         }
-        (count as u64 * self.request_bytes()) as f64 / wall.as_nanos() as f64
+        let bytes = count as u64 * self.figures.request_bytes;
+        self.figures.memcpy_cpu.here_ns += activity::cpu_ns() - cpu_ns;
+        self.figures.memcpy_cpu.bytes += bytes;
+        bytes as f64 / wall.as_nanos() as f64
     }
 
     fn limit_slice(&mut self) -> Result<Option<f64>, Failure> {
-        let bytes = self.request_bytes();
+        let bytes = self.figures.request_bytes;
         let Some(stream) = &mut self.stream else {
             return Ok(None);
         };
@@ -277,65 +343,6 @@ impl Bench {
             wall = began.elapsed();
         }
         Ok(Some((count as u64 * bytes) as f64 / wall.as_nanos() as f64))
-    }
-
-    fn row(self, load: &Load, backend: Backend) -> Row {
-        let of = |value: fn(&Round) -> f64| self.rounds.iter().map(value).collect::<Vec<_>>();
-        let engine = sorted(of(|round| round.engine));
-        let ratios = sorted(of(|round| round.engine / round.memcpy));
-        let memcpy_gbps_med = median(of(|round| round.memcpy));
-        let ratio_med = quantile(&ratios, 0.5);
-        let limits: Vec<_> = self.rounds.iter().filter_map(|r| r.limit).collect();
-        let limit_ratio = |round: &Round| round.limit.map(|limit| round.engine / limit);
-        let limit_ratios: Vec<_> = self.rounds.iter().filter_map(limit_ratio).collect();
-        let limit = match limits.is_empty() {
-            true => Limit {
-                name: "memcpy",
-                gbps_med: memcpy_gbps_med,
-                ratio_med,
-            },
-            false => Limit {
-                name: "writev/readv with acks",
-                gbps_med: median(limits),
-                ratio_med: median(limit_ratios),
-            },
-        };
-        let latencies = sorted(self.latencies_us);
-        let pages = self.lists.first().map_or(0, |listed| listed.here.count());
-        let request_bytes = self.lists.first().map_or(0, |listed| listed.here.bytes());
-        let page_bytes = request_bytes / pages.max(1);
-        let (cpu, gbps_p90) = (&self.cpu, quantile(&engine, 0.9));
-        Row {
-            backend: backend.id().to_owned(),
-            op: load.op.id(),
-            page_bytes,
-            pages,
-            order: load.order.id(),
-            concurrency: load.concurrency,
-            check: load.check.id(),
-            gbps_med: quantile(&engine, 0.5),
-            gbps_p90,
-            descs_s: gbps_p90 * 1e9 * pages as f64 / request_bytes.max(1) as f64,
-            p50_us: quantile(&latencies, 0.5),
-            p99_us: quantile(&latencies, 0.99),
-            cpu_ns_kib: (cpu.here_ns + cpu.there_ns) as f64 * 1024.0 / cpu.bytes.max(1) as f64,
-            cpu_init: cpu.here_ns as f64 / cpu.wall_ns.max(1) as f64,
-            cpu_target: cpu.there_ns as f64 / cpu.wall_ns.max(1) as f64,
-            memcpy_gbps_med,
-            ratio_med,
-            limit,
-            requests: self.requests,
-            slices: self.rounds.len(),
-            bad_pages: self.bad_pages,
-            load: machine_load(),
-            ratio_p10: quantile(&ratios, 0.1),
-            checked_pages: self.checked_pages,
-            model: load.model.zip(load.tokens).map(|(model, tokens)| ModelRow {
-                name: model.id(),
-                tokens,
-                index_k: load.index_k.id(),
-            }),
-        }
     }
 }
 

@@ -124,9 +124,44 @@ impl PoolSet {
         config: PoolConfig,
         first_generation: u32,
     ) -> Result<PoolSet, Error> {
+        let (_, memory_bytes) = lay_out(&schema, config.slot_counts())?;
+        let bytes = allocate(memory_bytes, config.memory)?;
+        PoolSet::build(schema, config, first_generation, bytes)
+    }
+
+    /// As [`PoolSet::new`], in zeroed memory that `make` gives for a number of bytes. For counting what a
+    /// plan costs, apart from the pools.
+    ///
+    /// # Errors
+    /// As [`PoolSet::new`]; `ImpossiblePool` when the memory is too short.
+    #[cfg(not(kv_loom))]
+    #[doc(hidden)]
+    pub fn over(
+        schema: Arc<CacheSchema>,
+        config: PoolConfig,
+        make: impl FnOnce(u64) -> Result<kvgate_transfer::Memory, kvgate_transfer::Error>,
+    ) -> Result<PoolSet, Error> {
+        let (_, memory_bytes) = lay_out(&schema, config.slot_counts())?;
+        let memory = make(memory_bytes)?;
+        if memory.len_bytes() < memory_bytes {
+            let kind = ErrorKind::ImpossiblePool {
+                field: "memory",
+                value: memory.len_bytes(),
+                expected: format!("at least {memory_bytes} bytes"),
+            };
+            return Err(kind.into());
+        }
+        PoolSet::build(schema, config, 0, PoolBytes::new(Arc::new(memory)))
+    }
+
+    fn build(
+        schema: Arc<CacheSchema>,
+        config: PoolConfig,
+        first_generation: u32,
+        bytes: PoolBytes,
+    ) -> Result<PoolSet, Error> {
         let counts = config.slot_counts();
         let (spans, memory_bytes) = lay_out(&schema, counts)?;
-        let bytes = allocate(memory_bytes, config.memory)?;
         let inner = PoolInner {
             schema,
             bytes,

@@ -169,7 +169,7 @@ impl AgentBuilder {
     }
 
     /// No threads: queues are run by whoever owns the agent.
-    #[cfg(any(kv_loom, feature = "sim"))]
+    #[cfg(any(kv_loom, feature = "sim", feature = "bare"))]
     pub(crate) fn without_workers(mut self) -> Self {
         self.has_workers = false;
         self

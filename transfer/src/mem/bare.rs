@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::{Memory, PeerMapping, PoolGeometry, span::PoolSpan};
+use super::{Memory, MemoryKind, PeerMapping, PoolGeometry, map::Mapping, span::PoolSpan};
+use crate::agent::Agent;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Arc, AtomicU32};
 
@@ -78,6 +79,32 @@ impl View {
         // long as `self`. Every access to the word goes through an atomic.
         Some(unsafe { &*at })
     }
+}
+
+/// Memory that takes room only where it is touched: for counting what lists cost, apart from the pools.
+///
+/// # Errors
+/// [`ErrorKind::OutOfMemory`] when the address space has no such hole, [`ErrorKind::InvalidArgument`].
+pub fn unpopulated(len_bytes: u64) -> Result<Memory, Error> {
+    let mapped_bytes = usize::try_from(len_bytes).map_err(|_| ErrorKind::InvalidArgument {
+        what: "memory length in bytes",
+        value: len_bytes.to_string(),
+    })?;
+    Ok(Memory {
+        mapping: Mapping::unpopulated(mapped_bytes)?,
+        len_bytes,
+        kind: MemoryKind::Host,
+        file: None,
+    })
+}
+
+/// Two connected agents of this process whose queues nobody runs: a post stays a post.
+///
+/// # Errors
+/// As [`Agent::connect_local`] and [`crate::AgentBuilder::build`].
+pub fn agents_without_workers() -> Result<(Agent, Agent), Error> {
+    let build = |name| Agent::builder(name).without_workers().build();
+    Ok((build("posting")?, build("receiving")?))
 }
 
 /// The file of a shared memory, for [`View::peer`] in another process.

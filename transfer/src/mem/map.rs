@@ -40,6 +40,21 @@ impl Mapping {
         mapping.finish()
     }
 
+    /// Private memory that takes room when it is touched.
+    #[cfg(all(feature = "bare", not(kv_loom)))]
+    pub(super) fn unpopulated(mapped_bytes: usize) -> Result<Self, Error> {
+        // SAFETY: I-21: as in `anonymous`.
+        let base = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapped_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        Self::adopt(base, mapped_bytes)
+    }
+
     /// A shared mapping of the first `mapped_bytes` bytes of `file`, populated.
     pub(super) fn shared(file: BorrowedFd<'_>, mapped_bytes: usize) -> Result<Self, Error> {
         // SAFETY: I-21: as in `anonymous`; the callers have checked that the file is sealed against

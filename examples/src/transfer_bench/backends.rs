@@ -1,0 +1,92 @@
+//! Which paths can be taken here, and why not.
+
+use std::fs;
+
+use kvgate_transfer::{Memory, bare};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use serde::Serialize;
+
+use super::options::Backend;
+use crate::handoff::failure::{Failure, FailureKind};
+
+/// One path.
+#[derive(Clone, Debug, Serialize)]
+pub struct Usable {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether a run with it can begin.
+    pub usable: bool,
+    /// What it rests on, or what is missing.
+    pub why: String,
+}
+
+/// Every path that `--backend` names.
+#[must_use]
+pub fn list() -> Vec<Usable> {
+    let all = [
+        Backend::Local,
+        Backend::Shm,
+        Backend::Cma,
+        Backend::Tcp,
+        Backend::Ucx,
+        Backend::Libfabric,
+    ];
+    all.into_iter().map(look).collect()
+}
+
+/// The path that is taken for what was asked.
+///
+/// # Errors
+/// The path was asked for by name and cannot be taken here.
+pub fn choose(asked: Backend) -> Result<Backend, Failure> {
+    let chosen = match asked {
+        Backend::Auto => Backend::Shm,
+        named => named,
+    };
+    let found = look(chosen);
+    if found.usable {
+        return Ok(chosen);
+    }
+    let message = format!("--backend {} is not usable here: {}", found.name, found.why);
+    Err(Failure::new(FailureKind::Unavailable, message).with_field("backend", found.name))
+}
+
+fn look(backend: Backend) -> Usable {
+    let found = match backend {
+        Backend::Local => Ok("two agents of one process".to_owned()),
+        Backend::Auto | Backend::Shm => shm(),
+        Backend::Tcp => Ok("stream sockets of the host".to_owned()),
+        Backend::Cma => Err(format!(
+            "the engine of this build does not copy by the kernel; {}",
+            ptrace_scope()
+        )),
+        Backend::Ucx | Backend::Libfabric => {
+            Err("the engine of this build does not load the library".to_owned())
+        }
+    };
+    let usable = found.is_ok();
+    let (Ok(why) | Err(why)) = found;
+    Usable {
+        name: backend.id(),
+        usable,
+        why,
+    }
+}
+
+/// What the mapped path needs of the kernel, tried.
+fn shm() -> Result<String, String> {
+    let memory = Memory::shared("kvgate-probe", 4096).map_err(|error| error.to_string())?;
+    let sealed = bare::file(&memory).is_some();
+    pidfd_open(getpid(), PidfdFlags::empty()).map_err(|errno| format!("pidfd_open: {errno}"))?;
+    match sealed {
+        true => Ok("sealed memfds, abstract Unix sockets, pidfds".to_owned()),
+        false => Err("no memfd behind a shared memory".to_owned()),
+    }
+}
+
+fn ptrace_scope() -> String {
+    match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") {
+        Ok(scope) => format!("kernel.yama.ptrace_scope is {}", scope.trim()),
+        Err(_) => "the kernel has no Yama restriction".to_owned(),
+    }
+}
