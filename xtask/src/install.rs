@@ -9,9 +9,6 @@ use crate::exec::{Failure, Workspace};
 use crate::header::{CAPI, HEADER};
 use crate::metadata::Metadata;
 
-/// The name that programs record: as `build.rs` of the crate sets it.
-const SONAME: &str = "libkvgate.so.1";
-
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Folder that gets include/, lib/ and lib/pkgconfig/.
@@ -33,22 +30,29 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
     let release = workspace.target.join("release");
     put(&workspace.root.join(HEADER), &include.join("kvgate.h"))?;
     put(&release.join("libkvgate.a"), &lib.join("libkvgate.a"))?;
-    put(&release.join("libkvgate.so"), &lib.join(SONAME))?;
-    link(SONAME, &lib.join("libkvgate.so"))?;
+    let soname = soname(&workspace.read(HEADER)?)?;
+    put(&release.join("libkvgate.so"), &lib.join(&soname))?;
+    link(&soname, &lib.join("libkvgate.so"))?;
     let description = lib.join("pkgconfig/kvgate.pc");
-    let text = fill(
-        &workspace.read(format!("{CAPI}/kvgate.pc.in"))?,
-        &prefix,
-        workspace,
-    )?;
+    let template = workspace.read(format!("{CAPI}/kvgate.pc.in"))?;
+    let text = fill(&template, &values(workspace, &prefix)?)?;
     make_folder_of(&description)?;
     fs::write(&description, text).map_err(|error| Failure::io(&description, &error))?;
     println!("installed: {}", prefix.display());
     Ok(Outcome::Clean)
 }
 
-/// The description for pkg-config with its values.
-fn fill(template: &str, prefix: &Path, workspace: &Workspace) -> Result<String, Failure> {
+/// The name that programs record, as `build.rs` of the crate sets it: that of the binary interface.
+fn soname(header: &str) -> Result<String, Failure> {
+    header
+        .lines()
+        .find_map(|line| line.strip_prefix("#define KV_ABI_VERSION "))
+        .map(|version| format!("libkvgate.so.{version}"))
+        .ok_or_else(|| Failure::new(format!("{HEADER} defines no KV_ABI_VERSION")))
+}
+
+/// What the description for pkg-config is filled with.
+fn values(workspace: &Workspace, prefix: &Path) -> Result<[(&'static str, String); 3], Failure> {
     let metadata = Metadata::load(workspace, false)?;
     let capi = metadata
         .members()
@@ -60,16 +64,29 @@ fn fill(template: &str, prefix: &Path, workspace: &Workspace) -> Result<String, 
         .find_map(|line| line.strip_prefix("homepage = \""))
         .and_then(|rest| rest.strip_suffix('"'))
         .ok_or_else(|| Failure::new("Cargo.toml names no homepage"))?;
-    let text = template
-        .replace("@PREFIX@", &prefix.display().to_string())
-        .replace("@URL@", url)
-        .replace("@VERSION@", &capi.version);
-    match text.find('@') {
-        None => Ok(text),
-        Some(at) => Err(Failure::new(format!(
-            "kvgate.pc.in: unknown name at byte {at}"
-        ))),
+    Ok([
+        ("PREFIX", prefix.display().to_string()),
+        ("URL", url.to_owned()),
+        ("VERSION", capi.version.clone()),
+    ])
+}
+
+/// The template with a value for each `@NAME@`.
+fn fill(template: &str, values: &[(&str, String)]) -> Result<String, Failure> {
+    let mut filled = String::new();
+    for (index, piece) in template.split('@').enumerate() {
+        let is_name = index % 2 == 1;
+        let value = values.iter().find(|(name, _)| is_name && *name == piece);
+        match value {
+            Some((_, value)) => filled.push_str(value),
+            None if is_name => {
+                let message = format!("kvgate.pc.in: unknown name {piece:?}");
+                return Err(Failure::new(message));
+            }
+            None => filled.push_str(piece),
+        }
     }
+    Ok(filled)
 }
 
 fn make_folder_of(file: &Path) -> Result<(), Failure> {
@@ -90,4 +107,27 @@ fn link(name: &str, at: &Path) -> Result<(), Failure> {
         fs::remove_file(at).map_err(|error| Failure::io(at, &error))?;
     }
     symlink(name, at).map_err(|error| Failure::io(at, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_filled_and_unknown_names_are_refused() {
+        let values = [
+            ("PREFIX", "/some@where".to_owned()),
+            ("URL", "u".to_owned()),
+        ];
+        let filled = fill("prefix=@PREFIX@\nlib=${prefix}/lib @URL@\n", &values).unwrap();
+        assert_eq!(filled, "prefix=/some@where\nlib=${prefix}/lib u\n");
+        assert!(fill("Version: @VERSION@\n", &values).is_err());
+    }
+
+    #[test]
+    fn the_name_of_the_library_is_that_of_its_interface() {
+        let name = soname("#ifndef X\n#define KV_ABI_VERSION 12\n").unwrap();
+        assert_eq!(name, "libkvgate.so.12");
+        assert!(soname("#define KV_ADDRESS_BYTES 128\n").is_err());
+    }
 }

@@ -7,8 +7,8 @@
  *
  * These rules hold for every function.
  *
- * Status. A call answers enum kv_status. If it is not KV_STATUS_OK, no answer was written, nothing has
- * changed unless the function says so, and kv_last_error_message() of the same thread says why.
+ * Status. A call answers enum kv_status. If it is not KV_STATUS_OK, no answer was written and nothing has
+ * changed, unless the function says so, and kv_last_error_message() of the same thread says why.
  *
  * Pointers. A pointer that is not NULL points to as much initialised memory as its type or the count
  * beside it says, and nobody changes it during the call; an answer goes to memory that can be written.
@@ -376,99 +376,59 @@ typedef struct kv_shutdown_report {
   uint64_t unknown_operations;
 } kv_shutdown_report;
 
-// One page.
-typedef struct kv_page {
-  // `sizeof(struct kv_page)`; set it before the call.
+// One event.
+typedef struct kv_event {
+  // `sizeof(struct kv_event)`; set it before the call.
   uint32_t struct_bytes;
-  // 1 when it may be written, 0 when only read.
-  uint32_t is_writable;
-  // The first byte of the page.
-  void *address;
-  // Bytes from there that hold rows.
-  uint64_t length_bytes;
-  // Pages that the sequence has of this component.
-  uint32_t page_count;
-  // Number of the page in its pool, for kernels that take tables.
-  uint32_t pool_page;
-} kv_page;
+  // An `enum kv_event_kind`.
+  uint32_t kind;
+  // The connection; 0 for `KV_EVENT_KIND_REFUSED`, which has none.
+  uint32_t peer;
+  // For `KV_EVENT_KIND_PEER_DOWN`: 1 when the peer is proven not to write here any more. If 0, memory
+  // that it was told about stays in use for good.
+  uint32_t is_proven;
+  // What comes with the event; never NULL. It belongs to the library and is good until the same
+  // thread asks for another event. Text ends with a zero byte that `length_bytes` does not count.
+  const uint8_t *bytes;
+  // How many bytes.
+  size_t length_bytes;
+} kv_event;
 
-// An offer in numbers.
-typedef struct kv_offer_info {
-  // `sizeof(struct kv_offer_info)`; set it before the call.
+// A chunk of a stage, as an arrival reports it.
+typedef struct kv_ticket {
+  // The stage, below 65536.
+  uint32_t stage;
+  // The chunk of that stage, below 65536.
+  uint32_t chunk;
+} kv_ticket;
+
+// How an operation is posted.
+typedef struct kv_post_options {
+  // `sizeof(struct kv_post_options)`.
   uint32_t struct_bytes;
-  // Tokens of the prompt.
-  uint32_t prompt_tokens;
-  // The receiver's number of the request.
-  uint64_t room;
-  // The receiver's number of the flight.
+  // An `enum kv_source`. There is no usual value: say it.
+  uint32_t source;
+  // The flight that the arrival counts for: of the peer for a write, of this agent for a read.
   uint64_t epoch;
-  // Segments that the prompt is sent in.
-  uint32_t segment_count;
-  // 1 when the receiver verifies what arrives.
-  uint32_t is_verified;
-  // Which life of the receiver it is of.
-  struct kv_incarnation incarnation;
-} kv_offer_info;
+  // The chunks that this operation completes there. With none, nobody is told.
+  const struct kv_ticket *tickets;
+  // How many.
+  size_t ticket_count;
+  // How long to wait for room in the queue; 0 only tries.
+  uint64_t timeout_ms;
+} kv_post_options;
 
-// The layers that one sending process delivers.
-typedef struct kv_writer_layers {
-  // The rank of the process, below 65536.
-  uint32_t rank;
-  // Its first layer.
-  uint32_t first_layer;
-  // The layer behind its last one.
-  uint32_t end_layer;
-} kv_writer_layers;
-
-// How much pools hold. Counts are usable slots; each pool has a null page besides.
-typedef struct kv_pool_options {
-  // `sizeof(struct kv_pool_options)`.
-  uint32_t struct_bytes;
-  // Where the memory lives, an `enum kv_memory_kind`.
-  uint32_t memory;
-  // Logical pages of 256 tokens.
-  uint32_t pages;
-  // Window slots, see `kv_schema_slots`.
-  uint32_t windows;
-  // Requests.
-  uint32_t requests;
-  // Zero.
-  uint32_t reserved;
-} kv_pool_options;
-
-// The slots of one space at one moment: free + owned + draining + retired = capacity.
-typedef struct kv_space_stats {
-  // Free.
-  uint32_t free;
-  // Held by a lease or a flight.
-  uint32_t owned;
-  // Ended, and not yet proven quiet.
-  uint32_t draining;
-  // Of the draining ones, those whose proof may never come.
-  uint32_t quarantined;
-  // Out of generations.
-  uint32_t retired;
-  // All usable slots.
-  uint32_t capacity;
-  // Reservations of a slot that had an owner before.
-  uint64_t reuses;
-} kv_space_stats;
-
-// The slots of pools by state.
-typedef struct kv_pool_stats {
-  // `sizeof(struct kv_pool_stats)`; set it before the call.
-  uint32_t struct_bytes;
-  // Zero.
-  uint32_t reserved;
-  // Bytes of the memory of all pools.
-  uint64_t memory_bytes;
-  // Logical pages.
-  struct kv_space_stats pages;
-  // Window slots.
-  struct kv_space_stats windows;
-  // Request slots.
-  struct kv_space_stats requests;
-} kv_pool_stats;
+// One chunk that a flight waits for: what one completion of one writer reports.
+typedef struct kv_chunk {
+  // The stage, below 65536. Stages are 0, 1, 2, … without a gap.
+  uint32_t stage;
+  // The chunk of that stage, below 65536; 0, 1, 2, … without a gap.
+  uint32_t chunk;
+  // The rank of the writer that sends it, below 65536.
+  uint32_t writer;
+  // Slots that it fills; at least one.
+  uint32_t descriptor_count;
+} kv_chunk;
 
 // A writer of a flight: which connection delivers the chunks of a rank.
 typedef struct kv_writer {
@@ -478,19 +438,17 @@ typedef struct kv_writer {
   uint32_t rank;
 } kv_writer;
 
-// How a cache is received.
-typedef struct kv_expect_options {
-  // `sizeof(struct kv_expect_options)`.
+// A gate at one moment.
+typedef struct kv_stage {
+  // `sizeof(struct kv_stage)`; set it before the call.
   uint32_t struct_bytes;
-  // An `enum kv_verify`.
-  uint32_t verify;
-  // The number of the flight, given out by this process and never used twice.
-  uint64_t epoch;
-  // The writers of the plan, each once.
-  const struct kv_writer *writers;
-  // How many.
-  size_t writer_count;
-} kv_expect_options;
+  // An `enum kv_stage_state`. Only `KV_STAGE_STATE_READY` allows reading.
+  uint32_t state;
+  // Chunks that have not landed.
+  uint32_t missing;
+  // Zero.
+  uint32_t reserved;
+} kv_stage;
 
 // What decides the shape and the meaning of a cache.
 typedef struct kv_schema_options {
@@ -551,71 +509,113 @@ typedef struct kv_component_info {
   uint64_t scale_stride_bytes;
 } kv_component_info;
 
-// One event.
-typedef struct kv_event {
-  // `sizeof(struct kv_event)`; set it before the call.
+// How much pools hold. Counts are usable slots; each pool has a null page besides.
+typedef struct kv_pool_options {
+  // `sizeof(struct kv_pool_options)`.
   uint32_t struct_bytes;
-  // An `enum kv_event_kind`.
-  uint32_t kind;
-  // The connection; 0 for `KV_EVENT_KIND_REFUSED`, which has none.
-  uint32_t peer;
-  // For `KV_EVENT_KIND_PEER_DOWN`: 1 when the peer is proven not to write here any more. If 0, memory
-  // that it was told about stays in use for good.
-  uint32_t is_proven;
-  // What comes with the event; never NULL. It belongs to the library and is good until the same
-  // thread asks for another event. Text ends with a zero byte that `length_bytes` does not count.
-  const uint8_t *bytes;
-  // How many bytes.
-  size_t length_bytes;
-} kv_event;
-
-// One chunk that a flight waits for: what one completion of one writer reports.
-typedef struct kv_chunk {
-  // The stage, below 65536. Stages are 0, 1, 2, … without a gap.
-  uint32_t stage;
-  // The chunk of that stage, below 65536; 0, 1, 2, … without a gap.
-  uint32_t chunk;
-  // The rank of the writer that sends it, below 65536.
-  uint32_t writer;
-  // Slots that it fills; at least one.
-  uint32_t descriptor_count;
-} kv_chunk;
-
-// A gate at one moment.
-typedef struct kv_stage {
-  // `sizeof(struct kv_stage)`; set it before the call.
-  uint32_t struct_bytes;
-  // An `enum kv_stage_state`. Only `KV_STAGE_STATE_READY` allows reading.
-  uint32_t state;
-  // Chunks that have not landed.
-  uint32_t missing;
+  // Where the memory lives, an `enum kv_memory_kind`.
+  uint32_t memory;
+  // Logical pages of 256 tokens.
+  uint32_t pages;
+  // Window slots, see `kv_schema_slots`.
+  uint32_t windows;
+  // Requests.
+  uint32_t requests;
   // Zero.
   uint32_t reserved;
-} kv_stage;
+} kv_pool_options;
 
-// A chunk of a stage, as an arrival reports it.
-typedef struct kv_ticket {
-  // The stage, below 65536.
-  uint32_t stage;
-  // The chunk of that stage, below 65536.
-  uint32_t chunk;
-} kv_ticket;
+// The slots of one space at one moment: free + owned + draining + retired = capacity.
+typedef struct kv_space_stats {
+  // Free.
+  uint32_t free;
+  // Held by a lease or a flight.
+  uint32_t owned;
+  // Ended, and not yet proven quiet.
+  uint32_t draining;
+  // Of the draining ones, those whose proof may never come.
+  uint32_t quarantined;
+  // Out of generations.
+  uint32_t retired;
+  // All usable slots.
+  uint32_t capacity;
+  // Reservations of a slot that had an owner before.
+  uint64_t reuses;
+} kv_space_stats;
 
-// How an operation is posted.
-typedef struct kv_post_options {
-  // `sizeof(struct kv_post_options)`.
+// The slots of pools by state.
+typedef struct kv_pool_stats {
+  // `sizeof(struct kv_pool_stats)`; set it before the call.
   uint32_t struct_bytes;
-  // An `enum kv_source`. There is no usual value: say it.
-  uint32_t source;
-  // The flight that the arrival counts for: of the peer for a write, of this agent for a read.
+  // Zero.
+  uint32_t reserved;
+  // Bytes of the memory of all pools.
+  uint64_t memory_bytes;
+  // Logical pages.
+  struct kv_space_stats pages;
+  // Window slots.
+  struct kv_space_stats windows;
+  // Request slots.
+  struct kv_space_stats requests;
+} kv_pool_stats;
+
+// The layers that one sending process delivers.
+typedef struct kv_writer_layers {
+  // The rank of the process, below 65536.
+  uint32_t rank;
+  // Its first layer.
+  uint32_t first_layer;
+  // The layer behind its last one.
+  uint32_t end_layer;
+} kv_writer_layers;
+
+// One page.
+typedef struct kv_page {
+  // `sizeof(struct kv_page)`; set it before the call.
+  uint32_t struct_bytes;
+  // 1 when it may be written, 0 when only read.
+  uint32_t is_writable;
+  // The first byte of the page.
+  void *address;
+  // Bytes from there that hold rows.
+  uint64_t length_bytes;
+  // Pages that the sequence has of this component.
+  uint32_t page_count;
+  // Number of the page in its pool, for kernels that take tables.
+  uint32_t pool_page;
+} kv_page;
+
+// How a cache is received.
+typedef struct kv_expect_options {
+  // `sizeof(struct kv_expect_options)`.
+  uint32_t struct_bytes;
+  // An `enum kv_verify`.
+  uint32_t verify;
+  // The number of the flight, given out by this process and never used twice.
   uint64_t epoch;
-  // The chunks that this operation completes there. With none, nobody is told.
-  const struct kv_ticket *tickets;
+  // The writers of the plan, each once.
+  const struct kv_writer *writers;
   // How many.
-  size_t ticket_count;
-  // How long to wait for room in the queue; 0 only tries.
-  uint64_t timeout_ms;
-} kv_post_options;
+  size_t writer_count;
+} kv_expect_options;
+
+// An offer in numbers.
+typedef struct kv_offer_info {
+  // `sizeof(struct kv_offer_info)`; set it before the call.
+  uint32_t struct_bytes;
+  // Tokens of the prompt.
+  uint32_t prompt_tokens;
+  // The receiver's number of the request.
+  uint64_t room;
+  // The receiver's number of the flight.
+  uint64_t epoch;
+  // Segments that the prompt is sent in.
+  uint32_t segment_count;
+  // 1 when the receiver verifies what arrives.
+  uint32_t is_verified;
+  // Which life of the receiver it is of.
+  struct kv_incarnation incarnation;
+} kv_offer_info;
 
 #ifdef __cplusplus
 extern "C" {
@@ -624,11 +624,21 @@ extern "C" {
 // The version of the library that was loaded: compare it with `KV_ABI_VERSION` of the header.
 uint32_t kv_abi_version(void);
 
+// The message of the last call of this thread that did not return `KV_STATUS_OK`: one line of UTF-8, never
+// NULL, empty before the first failure. It stays as it is until the next failing call of the same
+// thread.
+const char *kv_last_error_message(void);
+
+// The name of a status in words, such as "timed out"; "no such status" for a value that is none. A
+// constant: never NULL, never to be freed.
+const char *kv_status_name(uint32_t status);
+
 // Makes an agent, with a fresh incarnation. Release it with `kv_agent_release`.
 enum kv_status kv_agent_create(const struct kv_agent_options *options, struct kv_agent **agent);
 
 // Ends the agent if `kv_agent_shutdown` has not, and its handle; NULL is allowed. Blocks for up to two
-// seconds while its threads end. Flights of it that miss something fail; its event descriptor is closed.
+// seconds while its threads end. Flights of it that miss something fail, and its event descriptor is not to
+// be used any more.
 enum kv_status kv_agent_release(struct kv_agent *agent);
 
 // Which life this agent is.
@@ -706,224 +716,6 @@ enum kv_status kv_agent_shutdown(const struct kv_agent *agent,
                                  uint64_t timeout_ms,
                                  struct kv_shutdown_report *report);
 
-// Waits until every component of a layer has landed, at most `timeout_ms`, and gives the layer out. Release
-// it with `kv_layer_release`.
-//
-// `KV_STATUS_TIMED_OUT`: the gate is as it was, and the event descriptor of the agent becomes readable when it
-// may have opened. `KV_STATUS_FAILED` with the cause, for good. `KV_STATUS_NOT_ARMED`.
-enum kv_status kv_read_lease_layer(const struct kv_read_lease *lease,
-                                   uint32_t layer,
-                                   uint64_t timeout_ms,
-                                   struct kv_layer **answer);
-
-// Ends the handle; NULL is allowed. Layers that it gave out stay good until they are released.
-enum kv_status kv_read_lease_release(struct kv_read_lease *lease);
-
-// One page of a component of the layer. `component` is an `enum kv_component` that the layer has, `ordinal`
-// counts the pages of the sequence from 0 (see `struct kv_component_info`).
-//
-// `KV_STATUS_FAILED` when the flight has failed since the layer was given out.
-enum kv_status kv_layer_page(const struct kv_layer *layer,
-                             uint32_t component,
-                             uint32_t ordinal,
-                             struct kv_page *page);
-
-// Gives a layer back; NULL is allowed. Its addresses are no longer to be used.
-enum kv_status kv_layer_release(struct kv_layer *layer);
-
-// Reads an offer. `schema` is that of the cache here.
-//
-// `KV_STATUS_REFUSED` when the caches differ; the message names the field and both values.
-// `KV_STATUS_INVALID_ARGUMENT` for bytes that are no offer.
-enum kv_status kv_offer_parse(const struct kv_schema *schema,
-                              const uint8_t *bytes,
-                              size_t length_bytes,
-                              struct kv_offer **offer);
-
-// What an offer says.
-enum kv_status kv_offer_describe(const struct kv_offer *offer, struct kv_offer_info *info);
-
-// Makes the plan of an offer, with its prompt and its segments. `writers` are those of the receiver's plan.
-enum kv_status kv_offer_plan(const struct kv_offer *offer,
-                             const struct kv_writer_layers *writers,
-                             size_t writer_count,
-                             struct kv_plan **plan);
-
-// Ends the handle; NULL is allowed.
-enum kv_status kv_offer_release(struct kv_offer *offer);
-
-// Makes the plan for a prompt of `prompt_tokens` tokens. `segment_ends` are token counts: rising, all but
-// the last a multiple of 256, the last one the length of the prompt; a segment is what is sent of a layer
-// in one piece. Every layer is delivered by exactly one of `writers`.
-enum kv_status kv_plan_create(const struct kv_schema *schema,
-                              uint32_t prompt_tokens,
-                              const uint32_t *segment_ends,
-                              size_t segment_count,
-                              const struct kv_writer_layers *writers,
-                              size_t writer_count,
-                              struct kv_plan **plan);
-
-// Ends the handle; NULL is allowed.
-enum kv_status kv_plan_release(struct kv_plan *plan);
-
-// Allocates zeroed pools for every component of the schema.
-//
-// `KV_STATUS_OUT_OF_MEMORY` when the host or its control group has less to give; nothing was touched then.
-enum kv_status kv_pools_create(const struct kv_schema *schema,
-                               const struct kv_pool_options *options,
-                               struct kv_pools **pools);
-
-// Registers the pools with an agent, once. Peers that connect later learn of them, so register before
-// connecting.
-//
-// `KV_STATUS_INVALID_STATE` when they are registered already.
-enum kv_status kv_pools_register(const struct kv_pools *pools,
-                                 const struct kv_agent *agent);
-
-// Ends the registration once no operation and no peer uses the memory. Blocks at most `timeout_ms`.
-//
-// `KV_STATUS_BUSY` when that is not so in time: the pools take no new operation and can be asked again.
-enum kv_status kv_pools_unregister(const struct kv_pools *pools,
-                                   uint64_t timeout_ms);
-
-// The slots by state, after freeing what has been proven quiet.
-enum kv_status kv_pools_stats(const struct kv_pools *pools, struct kv_pool_stats *stats);
-
-// Reserves the slots of all components for a request of `total_tokens` tokens, prompt and output, or none.
-// `room` is the caller's number of the request, the same on both sides of a hand-off.
-//
-// `KV_STATUS_FULL` when slots are short now, `KV_STATUS_INVALID_ARGUMENT` when they can never suffice.
-enum kv_status kv_pools_reserve(const struct kv_pools *pools,
-                                uint32_t total_tokens,
-                                uint64_t room,
-                                struct kv_write_lease **lease);
-
-// Ends the handle; NULL is allowed. The memory stays as long as a lease, a flight or a peer needs it.
-enum kv_status kv_pools_release(struct kv_pools *pools);
-
-// Turns reserved slots into a flight that `plan` describes, with one gate per layer. Arm it with
-// `kv_flight_arm`, tell the writers with `kv_flight_offer`, read it with `kv_flight_lease`; it ends as every
-// flight does, and its slots are free when it is quiet and its leases are released.
-//
-// The write lease is used up; its handle is still to be released. If the call fails, it is as before.
-//
-// `KV_STATUS_BUSY` while a layer of the lease is given out; `KV_STATUS_INVALID_ARGUMENT` when the plan needs more
-// slots than were reserved.
-enum kv_status kv_write_lease_expect(const struct kv_write_lease *lease,
-                                     const struct kv_plan *plan,
-                                     const struct kv_agent *agent,
-                                     const struct kv_expect_options *options,
-                                     struct kv_flight **flight);
-
-// What a writer has to know: where the rows of this flight go, and what the cache here looks like. The bytes
-// are for `kv_offer_parse` on the other side; send them as a message. `length` gets their number, also when
-// `capacity` is smaller and the call fails.
-//
-// `KV_STATUS_INVALID_STATE` before the flight is armed: until then nobody may write. Also when the pools are not
-// registered.
-enum kv_status kv_flight_offer(const struct kv_flight *flight,
-                               uint8_t *buffer,
-                               size_t capacity,
-                               size_t *length);
-
-// A lease of a flight of a cache. `access` is an `enum kv_access`.
-//
-// `KV_STATUS_BUSY` when another lease has the right to append; `KV_STATUS_INVALID_STATE` when the flight has ended.
-enum kv_status kv_flight_lease(const struct kv_flight *flight,
-                               uint32_t access,
-                               struct kv_read_lease **lease);
-
-// Compares a layer whose gate is open with what its writers have said about it (`kv_expect_options.verify`),
-// before the first row of it is read or written. `violation_count`, unless NULL, gets the pages that are not
-// what they should be.
-//
-// `KV_STATUS_FAILED` when there is one; the message describes the first. `KV_STATUS_TIMED_OUT` while the gate is
-// closed. `KV_STATUS_INVALID_STATE` when the flight is not verified.
-enum kv_status kv_flight_verify(const struct kv_flight *flight,
-                                uint32_t layer,
-                                uint32_t *violation_count);
-
-// Makes the schema of a model's cache. The message names the field of the configuration that does not
-// fit, with its value and what was expected.
-enum kv_status kv_schema_create(const struct kv_schema_options *options,
-                                struct kv_schema **schema);
-
-// Layers with storage: the main layers, and behind them the draft block when drafting.
-enum kv_status kv_schema_layer_count(const struct kv_schema *schema, uint32_t *layer_count);
-
-// How the pages of one component of one layer are made. `component` is an `enum kv_component`; that a layer
-// does not have it is an answer (`is_present` 0) and no failure.
-enum kv_status kv_schema_component(const struct kv_schema *schema,
-                                   uint32_t layer,
-                                   uint32_t component,
-                                   struct kv_component_info *info);
-
-// The slots that a request of `total_tokens` tokens, prompt and output, takes from pools: logical pages of
-// 256 tokens, and window slots. Beside those it takes one request slot.
-enum kv_status kv_schema_slots(const struct kv_schema *schema,
-                               uint32_t total_tokens,
-                               uint32_t *pages,
-                               uint32_t *windows);
-
-// The hash over every field that decides the shape or the meaning of a byte, `KV_DIGEST_BYTES` bytes. Offers
-// carry these fields and are refused where one differs; this is for logs.
-enum kv_status kv_schema_fingerprint(const struct kv_schema *schema,
-                                     uint8_t *fingerprint);
-
-// Ends the handle; NULL is allowed.
-enum kv_status kv_schema_release(struct kv_schema *schema);
-
-// Gives a layer out for writing and for reading what was written. Release it with `kv_layer_release` before
-// it is committed.
-enum kv_status kv_write_lease_layer(const struct kv_write_lease *lease,
-                                    uint32_t layer,
-                                    struct kv_layer **answer);
-
-// States that the rows of a layer for tokens `first_token` up to, not including, `end_token` are written, by
-// this thread or by threads that it has synchronised with. The witness covers everything committed so far.
-//
-// `KV_STATUS_BUSY` while the layer is given out: who commits has let go of its addresses.
-// `KV_STATUS_INVALID_STATE` when tokens between the last commit and this one are missing, or there are more than
-// were reserved.
-enum kv_status kv_write_lease_commit(const struct kv_write_lease *lease,
-                                     uint32_t layer,
-                                     uint32_t first_token,
-                                     uint32_t end_token,
-                                     struct kv_written **written);
-
-// Ends a write lease: its slots are free once every operation that reads them has ended and every
-// `kv_written` of it is released. Waits for that at most `timeout_ms`; 0 only looks.
-//
-// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. `KV_STATUS_BUSY` while a
-// layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has changed.
-enum kv_status kv_write_lease_close(const struct kv_write_lease *lease,
-                                    uint64_t timeout_ms);
-
-// Ends the handle; NULL is allowed. If the lease is not closed, this closes it and does not wait: the pools
-// free its slots when nobody uses them any more.
-enum kv_status kv_write_lease_release(struct kv_write_lease *lease);
-
-// Sends what one segment adds to a written layer to the peer that made the offer. `plan` is the one that
-// `kv_offer_plan` has made from it. Waits at most `timeout_ms` for room in the queue.
-//
-// `transfer` gets the operation, or NULL when the segment adds nothing to this layer. The operation keeps what
-// it reads; its handle may be released at once, and `kv_write_lease_close` waits for its end.
-//
-// `KV_STATUS_INVALID_STATE` when the witness proves too little, or, for the last segment, too much;
-// `KV_STATUS_REFUSED` when the offer is for a cache of another fingerprint, `KV_STATUS_STALE` when it is of another
-// life of the peer, `KV_STATUS_FULL`, `KV_STATUS_PEER_DOWN`.
-enum kv_status kv_written_post(const struct kv_written *written,
-                               const struct kv_plan *plan,
-                               uint32_t segment,
-                               const struct kv_agent *agent,
-                               uint32_t peer,
-                               const struct kv_offer *offer,
-                               uint64_t timeout_ms,
-                               struct kv_transfer **transfer);
-
-// Ends the handle; NULL is allowed. What was posted goes on.
-enum kv_status kv_written_release(struct kv_written *written);
-
 // Takes the next event. Waits for one at most `timeout_ms`; 0 only looks.
 //
 // `KV_STATUS_TIMED_OUT` when there is none: the descriptor of `kv_agent_event_fd` then becomes readable
@@ -941,70 +733,6 @@ enum kv_status kv_agent_next_event(const struct kv_agent *agent,
 // close it; it goes with the agent.
 enum kv_status kv_agent_event_fd(const struct kv_agent *agent,
                                  int32_t *fd);
-
-// Begins to expect a flight: completions of `epoch` by these writers are weighed against these chunks.
-// Every gate is closed until `kv_flight_arm`. The receiver gives out the epoch and never uses a number
-// twice. A writer that is lost before all of its chunks have landed fails every stage at once.
-//
-// `KV_STATUS_BUSY` when a flight of that epoch is not quiet yet, `KV_STATUS_PEER_DOWN`.
-enum kv_status kv_flight_create(const struct kv_agent *agent,
-                                uint64_t epoch,
-                                const struct kv_chunk *chunks,
-                                size_t chunk_count,
-                                const struct kv_writer *writers,
-                                size_t writer_count,
-                                struct kv_flight **flight);
-
-// Begins to count what arrives. Call it once, before a writer is told where to write.
-//
-// `KV_STATUS_INVALID_STATE` when it was armed before.
-enum kv_status kv_flight_arm(const struct kv_flight *flight);
-
-// The state of one gate now. Never blocks. When it is not final, the agent's event descriptor becomes
-// readable when it may have changed.
-enum kv_status kv_flight_check(const struct kv_flight *flight,
-                               uint32_t stage,
-                               struct kv_stage *answer);
-
-// Waits until the gate of a stage is open, at most `timeout_ms`; 0 only looks.
-//
-// `KV_STATUS_OK`: every byte of the stage is visible to this thread. `KV_STATUS_FAILED` with the cause, for
-// good. `KV_STATUS_NOT_ARMED`. `KV_STATUS_TIMED_OUT`: the gate is as it was.
-enum kv_status kv_flight_wait(const struct kv_flight *flight,
-                              uint32_t stage,
-                              uint64_t timeout_ms);
-
-// Ends the flight after use. A writer whose chunks have all landed is quiet; the others have to answer
-// (`kv_flight_writer_answered`) or to be proven dead. If something is missing, the gates are shut.
-//
-// `KV_STATUS_INVALID_STATE` when it was ended before.
-enum kv_status kv_flight_close(const struct kv_flight *flight);
-
-// Gives the flight up: gates that miss something fail with `reason`, at once. Its memory is not free
-// by that: tell the writers, let each answer, and wait for the quiet.
-//
-// `KV_STATUS_INVALID_STATE` when it was ended before.
-enum kv_status kv_flight_abort(const struct kv_flight *flight,
-                               const char *reason);
-
-// Says that a peer has answered: its operations of this flight, as `rank`, have all ended.
-//
-// `KV_STATUS_INVALID_ARGUMENT` when this connection is not that writer: another life of a process cannot
-// answer for a former one. `KV_STATUS_INVALID_STATE` before the flight was ended.
-enum kv_status kv_flight_writer_answered(const struct kv_flight *flight,
-                                         uint32_t peer,
-                                         uint32_t rank);
-
-// Waits until nobody can touch the memory of the flight any more, at most `timeout_ms`; 0 only looks.
-//
-// `KV_STATUS_OK` is the right to reuse the memory, and nothing else is: `KV_STATUS_TIMED_OUT` changes nothing.
-// `KV_STATUS_INVALID_STATE` before the flight was ended.
-enum kv_status kv_flight_wait_quiet(const struct kv_flight *flight,
-                                    uint64_t timeout_ms);
-
-// Ends the handle; NULL is allowed. A flight that was not ended is aborted; its memory is never known to be
-// quiet then.
-enum kv_status kv_flight_release(struct kv_flight *flight);
 
 // Allocates `length_bytes` bytes, zeroed and populated. `kind` is an `enum kv_memory_kind`. `name` shows
 // in `/proc/self/maps` for shared memory; NULL for none.
@@ -1050,15 +778,6 @@ enum kv_status kv_region_close(const struct kv_region *region,
 // Ends the handle; NULL is allowed. If the region is not closed, this begins to close it and does not
 // wait: the memory stays mapped until it is quiet, or for good.
 enum kv_status kv_region_release(struct kv_region *region);
-
-// The message of the last call of this thread that did not return `KV_STATUS_OK`: one line of UTF-8, never
-// NULL, empty before the first failure. It stays as it is until the next failing call of the same
-// thread.
-const char *kv_last_error_message(void);
-
-// The name of a status in words, such as "timed out"; "no such status" for a value that is none. A
-// constant: never NULL, never to be freed.
-const char *kv_status_name(uint32_t status);
 
 // Makes an empty list: of slots of this agent when `remote` is NULL, otherwise of slots of the peer in
 // that life of it. A transfer towards another life is refused, since its numbers name other memory.
@@ -1121,6 +840,289 @@ enum kv_status kv_transfer_cancel(const struct kv_transfer *transfer);
 
 // Ends the handle; NULL is allowed. The operation goes on.
 enum kv_status kv_transfer_release(struct kv_transfer *transfer);
+
+// Begins to expect a flight: completions of `epoch` by these writers are weighed against these chunks.
+// Every gate is closed until `kv_flight_arm`. The receiver gives out the epoch and never uses a number
+// twice. A writer that is lost before all of its chunks have landed fails every stage at once.
+//
+// `KV_STATUS_BUSY` when a flight of that epoch is not quiet yet, `KV_STATUS_PEER_DOWN`.
+enum kv_status kv_flight_create(const struct kv_agent *agent,
+                                uint64_t epoch,
+                                const struct kv_chunk *chunks,
+                                size_t chunk_count,
+                                const struct kv_writer *writers,
+                                size_t writer_count,
+                                struct kv_flight **flight);
+
+// Begins to count what arrives. Call it once, before a writer is told where to write.
+//
+// `KV_STATUS_INVALID_STATE` when it was armed before.
+enum kv_status kv_flight_arm(const struct kv_flight *flight);
+
+// The state of one gate now. Never blocks. When it is not final, the agent's event descriptor becomes
+// readable when it may have changed.
+enum kv_status kv_flight_check(const struct kv_flight *flight,
+                               uint32_t stage,
+                               struct kv_stage *answer);
+
+// Waits until the gate of a stage is open, at most `timeout_ms`; 0 only looks.
+//
+// `KV_STATUS_OK`: every byte of the stage is visible to this thread. `KV_STATUS_FAILED` with the cause, for
+// good. `KV_STATUS_NOT_ARMED`. `KV_STATUS_TIMED_OUT`: the gate is as it was.
+enum kv_status kv_flight_wait(const struct kv_flight *flight,
+                              uint32_t stage,
+                              uint64_t timeout_ms);
+
+// Ends the flight after use. A writer whose chunks have all landed is quiet; the others have to answer
+// (`kv_flight_writer_answered`) or to be proven dead. If something is missing, the gates are shut.
+//
+// `KV_STATUS_INVALID_STATE` when it was ended before.
+enum kv_status kv_flight_close(const struct kv_flight *flight);
+
+// Gives the flight up: gates that miss something fail with `reason`, at once. Its memory is not free
+// by that: tell the writers, let each answer, and wait for the quiet.
+//
+// `KV_STATUS_INVALID_STATE` when it was ended before.
+enum kv_status kv_flight_abort(const struct kv_flight *flight,
+                               const char *reason);
+
+// Says that a peer has answered: its operations of this flight, as `rank`, have all ended.
+//
+// `KV_STATUS_INVALID_ARGUMENT` when this connection is not that writer: another life of a process cannot
+// answer for a former one. `KV_STATUS_INVALID_STATE` before the flight was ended.
+enum kv_status kv_flight_writer_answered(const struct kv_flight *flight,
+                                         uint32_t peer,
+                                         uint32_t rank);
+
+// Waits until nobody can touch the memory of the flight any more, at most `timeout_ms`; 0 only looks.
+//
+// `KV_STATUS_OK` is the right to reuse the memory, and nothing else is: `KV_STATUS_TIMED_OUT` changes nothing.
+// `KV_STATUS_INVALID_STATE` before the flight was ended.
+enum kv_status kv_flight_wait_quiet(const struct kv_flight *flight,
+                                    uint64_t timeout_ms);
+
+// Ends the handle; NULL is allowed. A flight that was not ended is aborted. Nobody is told any more when its
+// memory is quiet: plain slots are then lost to reuse, slots of a cache go back to their pools by
+// themselves.
+enum kv_status kv_flight_release(struct kv_flight *flight);
+
+// Makes the schema of a model's cache. The message names the field of the configuration that does not
+// fit, with its value and what was expected.
+enum kv_status kv_schema_create(const struct kv_schema_options *options,
+                                struct kv_schema **schema);
+
+// Layers with storage: the main layers, and behind them the draft block when drafting.
+enum kv_status kv_schema_layer_count(const struct kv_schema *schema, uint32_t *layer_count);
+
+// How the pages of one component of one layer are made. `component` is an `enum kv_component`; that a layer
+// does not have it is an answer (`is_present` 0) and no failure.
+enum kv_status kv_schema_component(const struct kv_schema *schema,
+                                   uint32_t layer,
+                                   uint32_t component,
+                                   struct kv_component_info *info);
+
+// The slots that a request of `total_tokens` tokens, prompt and output, takes from pools: logical pages of
+// 256 tokens, and window slots. Beside those it takes one request slot.
+enum kv_status kv_schema_slots(const struct kv_schema *schema,
+                               uint32_t total_tokens,
+                               uint32_t *pages,
+                               uint32_t *windows);
+
+// The hash over every field that decides the shape or the meaning of a byte, `KV_DIGEST_BYTES` bytes. Offers
+// carry these fields and are refused where one differs; this is for logs.
+enum kv_status kv_schema_fingerprint(const struct kv_schema *schema,
+                                     uint8_t *fingerprint);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_schema_release(struct kv_schema *schema);
+
+// Allocates zeroed pools for every component of the schema.
+//
+// `KV_STATUS_OUT_OF_MEMORY` when the host or its control group has less to give; nothing was touched then.
+enum kv_status kv_pools_create(const struct kv_schema *schema,
+                               const struct kv_pool_options *options,
+                               struct kv_pools **pools);
+
+// Registers the pools with an agent, once. Peers that connect later learn of them, so register before
+// connecting.
+//
+// `KV_STATUS_INVALID_STATE` when they are registered already.
+enum kv_status kv_pools_register(const struct kv_pools *pools,
+                                 const struct kv_agent *agent);
+
+// Ends the registration once no operation and no peer uses the memory. Blocks at most `timeout_ms`.
+//
+// `KV_STATUS_BUSY` when that is not so in time: the pools take no new operation and can be asked again.
+enum kv_status kv_pools_unregister(const struct kv_pools *pools,
+                                   uint64_t timeout_ms);
+
+// The slots by state, after freeing what has been proven quiet.
+enum kv_status kv_pools_stats(const struct kv_pools *pools, struct kv_pool_stats *stats);
+
+// Reserves the slots of all components for a request of `total_tokens` tokens, prompt and output, or none.
+// `room` is the caller's number of the request, the same on both sides of a hand-off.
+//
+// `KV_STATUS_FULL` when slots are short now, `KV_STATUS_INVALID_ARGUMENT` when they can never suffice.
+enum kv_status kv_pools_reserve(const struct kv_pools *pools,
+                                uint32_t total_tokens,
+                                uint64_t room,
+                                struct kv_write_lease **lease);
+
+// Ends the handle; NULL is allowed. The memory stays as long as a lease, a flight or a peer needs it.
+enum kv_status kv_pools_release(struct kv_pools *pools);
+
+// Makes the plan for a prompt of `prompt_tokens` tokens. `segment_ends` are token counts: rising, all but
+// the last a multiple of 256, the last one the length of the prompt; a segment is what is sent of a layer
+// in one piece. Every layer is delivered by exactly one of `writers`.
+enum kv_status kv_plan_create(const struct kv_schema *schema,
+                              uint32_t prompt_tokens,
+                              const uint32_t *segment_ends,
+                              size_t segment_count,
+                              const struct kv_writer_layers *writers,
+                              size_t writer_count,
+                              struct kv_plan **plan);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_plan_release(struct kv_plan *plan);
+
+// Gives a layer out for writing and for reading what was written. Release it with `kv_layer_release` before
+// it is committed.
+enum kv_status kv_write_lease_layer(const struct kv_write_lease *lease,
+                                    uint32_t layer,
+                                    struct kv_layer **answer);
+
+// States that the rows of a layer for tokens `first_token` up to, not including, `end_token` are written, by
+// this thread or by threads that it has synchronised with. The witness covers everything committed so far.
+//
+// `KV_STATUS_BUSY` while the layer is given out: who commits has let go of its addresses.
+// `KV_STATUS_INVALID_STATE` when tokens between the last commit and this one are missing, or there are more than
+// were reserved.
+enum kv_status kv_write_lease_commit(const struct kv_write_lease *lease,
+                                     uint32_t layer,
+                                     uint32_t first_token,
+                                     uint32_t end_token,
+                                     struct kv_written **written);
+
+// Ends a write lease: its slots are free once every operation that reads them has ended and every
+// `kv_written` of it is released. Waits for that at most `timeout_ms`; 0 only looks.
+//
+// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. `KV_STATUS_BUSY` while a
+// layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has changed.
+enum kv_status kv_write_lease_close(const struct kv_write_lease *lease,
+                                    uint64_t timeout_ms);
+
+// Ends the handle; NULL is allowed. If the lease is not closed, this closes it and does not wait: the pools
+// free its slots when nobody uses them any more. Layers that it gave out keep it until they are released.
+enum kv_status kv_write_lease_release(struct kv_write_lease *lease);
+
+// Sends what one segment adds to a written layer to the peer that made the offer. `plan` is the one that
+// `kv_offer_plan` has made from it. Waits at most `timeout_ms` for room in the queue.
+//
+// `transfer` gets the operation, or NULL when the segment adds nothing to this layer. The operation keeps what
+// it reads; its handle may be released at once, and `kv_write_lease_close` waits for its end.
+//
+// `KV_STATUS_INVALID_STATE` when the witness proves too little, or, for the last segment, too much;
+// `KV_STATUS_REFUSED` when the offer is for a cache of another fingerprint, `KV_STATUS_STALE` when it is of another
+// life of the peer, `KV_STATUS_FULL`, `KV_STATUS_PEER_DOWN`.
+enum kv_status kv_written_post(const struct kv_written *written,
+                               const struct kv_plan *plan,
+                               uint32_t segment,
+                               const struct kv_agent *agent,
+                               uint32_t peer,
+                               const struct kv_offer *offer,
+                               uint64_t timeout_ms,
+                               struct kv_transfer **transfer);
+
+// Ends the handle; NULL is allowed. What was posted goes on.
+enum kv_status kv_written_release(struct kv_written *written);
+
+// Waits until every component of a layer has landed, at most `timeout_ms`, and gives the layer out. Release
+// it with `kv_layer_release`.
+//
+// `KV_STATUS_TIMED_OUT`: the gate is as it was, and the event descriptor of the agent becomes readable when it
+// may have opened. `KV_STATUS_FAILED` with the cause, for good. `KV_STATUS_NOT_ARMED`.
+enum kv_status kv_read_lease_layer(const struct kv_read_lease *lease,
+                                   uint32_t layer,
+                                   uint64_t timeout_ms,
+                                   struct kv_layer **answer);
+
+// Ends the handle; NULL is allowed. Layers that it gave out stay good until they are released.
+enum kv_status kv_read_lease_release(struct kv_read_lease *lease);
+
+// One page of a component of the layer. `component` is an `enum kv_component` that the layer has, `ordinal`
+// counts the pages of the sequence from 0 (see `struct kv_component_info`).
+//
+// `KV_STATUS_FAILED` when the flight has failed since the layer was given out.
+enum kv_status kv_layer_page(const struct kv_layer *layer,
+                             uint32_t component,
+                             uint32_t ordinal,
+                             struct kv_page *page);
+
+// Gives a layer back; NULL is allowed. Its addresses are no longer to be used.
+enum kv_status kv_layer_release(struct kv_layer *layer);
+
+// Turns reserved slots into a flight that `plan` describes, with one gate per layer. Arm it with
+// `kv_flight_arm`, tell the writers with `kv_flight_offer`, read it with `kv_flight_lease`; it ends as every
+// flight does, and its slots are free when it is quiet and its leases are released.
+//
+// The write lease is used up; its handle is still to be released. If the call fails, it is as before.
+//
+// `KV_STATUS_BUSY` while a layer of the lease is given out; `KV_STATUS_INVALID_ARGUMENT` when the plan needs more
+// slots than were reserved.
+enum kv_status kv_write_lease_expect(const struct kv_write_lease *lease,
+                                     const struct kv_plan *plan,
+                                     const struct kv_agent *agent,
+                                     const struct kv_expect_options *options,
+                                     struct kv_flight **flight);
+
+// What a writer has to know: where the rows of this flight go, and what the cache here looks like. The bytes
+// are for `kv_offer_parse` on the other side; send them as a message. `length` gets their number, also when
+// `capacity` is smaller and the call fails.
+//
+// `KV_STATUS_INVALID_STATE` before the flight is armed: until then nobody may write. Also when the pools are not
+// registered.
+enum kv_status kv_flight_offer(const struct kv_flight *flight,
+                               uint8_t *buffer,
+                               size_t capacity,
+                               size_t *length);
+
+// A lease of a flight of a cache. `access` is an `enum kv_access`.
+//
+// `KV_STATUS_BUSY` when another lease has the right to append; `KV_STATUS_INVALID_STATE` when the flight has ended.
+enum kv_status kv_flight_lease(const struct kv_flight *flight,
+                               uint32_t access,
+                               struct kv_read_lease **lease);
+
+// Compares a layer whose gate is open with what its writers have said about it (`kv_expect_options.verify`),
+// before the first row of it is read or written. `violation_count`, unless NULL, gets the pages that are not
+// what they should be.
+//
+// `KV_STATUS_FAILED` when there is one; the message describes the first. `KV_STATUS_TIMED_OUT` while the gate is
+// closed. `KV_STATUS_INVALID_STATE` when the flight is not verified.
+enum kv_status kv_flight_verify(const struct kv_flight *flight,
+                                uint32_t layer,
+                                uint32_t *violation_count);
+
+// Reads an offer. `schema` is that of the cache here.
+//
+// `KV_STATUS_REFUSED` when the caches differ; the message names the field and both values.
+// `KV_STATUS_INVALID_ARGUMENT` for bytes that are no offer.
+enum kv_status kv_offer_parse(const struct kv_schema *schema,
+                              const uint8_t *bytes,
+                              size_t length_bytes,
+                              struct kv_offer **offer);
+
+// What an offer says.
+enum kv_status kv_offer_describe(const struct kv_offer *offer, struct kv_offer_info *info);
+
+// Makes the plan of an offer, with its prompt and its segments. `writers` are those of the receiver's plan.
+enum kv_status kv_offer_plan(const struct kv_offer *offer,
+                             const struct kv_writer_layers *writers,
+                             size_t writer_count,
+                             struct kv_plan **plan);
+
+// Ends the handle; NULL is allowed.
+enum kv_status kv_offer_release(struct kv_offer *offer);
 
 #ifdef __cplusplus
 }  // extern "C"

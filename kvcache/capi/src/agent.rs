@@ -168,7 +168,8 @@ pub unsafe extern "C" fn kv_agent_create(
 }
 
 /// Ends the agent if `kv_agent_shutdown` has not, and its handle; NULL is allowed. Blocks for up to two
-/// seconds while its threads end. Flights of it that miss something fail; its event descriptor is closed.
+/// seconds while its threads end. Flights of it that miss something fail, and its event descriptor is not to
+/// be used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_agent_release(agent: *mut kv_agent) -> kv_status {
     guard(|| {

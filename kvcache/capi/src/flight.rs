@@ -246,8 +246,9 @@ pub unsafe extern "C" fn kv_flight_wait_quiet(
     guard(|| kv_flight::open(flight)?.wait_quiet(timeout_ms))
 }
 
-/// Ends the handle; NULL is allowed. A flight that was not ended is aborted; its memory is never known to be
-/// quiet then.
+/// Ends the handle; NULL is allowed. A flight that was not ended is aborted. Nobody is told any more when its
+/// memory is quiet: plain slots are then lost to reuse, slots of a cache go back to their pools by
+/// themselves.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_flight_release(flight: *mut kv_flight) -> kv_status {
     guard(|| {

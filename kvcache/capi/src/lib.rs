@@ -15,17 +15,25 @@
     reason = "one contract for all functions, at the head of the header"
 )]
 
-mod agent;
 mod arg;
-mod cache;
-mod event;
-mod flight;
 mod handle;
-mod memory;
 mod receiving;
-mod status;
-mod transfer;
 mod wake;
+
+// The order of the header is the order of these.
+mod status;
+
+mod agent;
+
+mod event;
+
+mod memory;
+
+mod transfer;
+
+mod flight;
+
+mod cache;
 
 pub use agent::*;
 pub use arg::kv_incarnation;

@@ -95,3 +95,12 @@ fn every_function_is_called_with_wrong_arguments() {
         );
     }
 }
+
+#[test]
+fn the_library_is_named_after_its_interface() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = fs::read_to_string(root.join("build.rs")).unwrap();
+    let version = kvgate::KV_ABI_VERSION;
+    assert!(script.contains(&format!("ABI_VERSION: u32 = {version};")));
+    assert_eq!(kvgate::kv_abi_version(), version);
+}

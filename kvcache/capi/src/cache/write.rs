@@ -137,7 +137,7 @@ pub unsafe extern "C" fn kv_write_lease_close(
 }
 
 /// Ends the handle; NULL is allowed. If the lease is not closed, this closes it and does not wait: the pools
-/// free its slots when nobody uses them any more.
+/// free its slots when nobody uses them any more. Layers that it gave out keep it until they are released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_write_lease_release(lease: *mut kv_write_lease) -> kv_status {
     guard(|| kv_write_lease::release(lease))
