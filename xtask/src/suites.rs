@@ -63,7 +63,7 @@ pub(crate) struct Suite {
 }
 
 /// All suites, in the order in which they run.
-pub(crate) const SUITES: [Suite; 8] = [
+pub(crate) const SUITES: [Suite; 10] = [
     Suite {
         name: "workspace",
         what: "unit and integration tests of every crate",
@@ -107,6 +107,18 @@ pub(crate) const SUITES: [Suite; 8] = [
         run: kills,
     },
     Suite {
+        name: "ucx",
+        what: "the contract of the backends over UCX, in one process and in two",
+        needs: Some(Service::Ucx),
+        run: |workspace| library(workspace, Service::Ucx),
+    },
+    Suite {
+        name: "libfabric",
+        what: "the same over libfabric",
+        needs: Some(Service::Libfabric),
+        run: |workspace| library(workspace, Service::Libfabric),
+    },
+    Suite {
         name: "report",
         what: "the HTML report in a browser",
         needs: Some(Service::Chromium),
@@ -141,6 +153,47 @@ fn tally(done: &Finished) -> Result<Tally, Failure> {
         passed: counts.passed,
         failed,
     })
+}
+
+/// A backend over a library: the tests of its bindings, which say whether the library is there, and then
+/// the contract.
+fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
+    let name = service.name();
+    let bindings = format!("kvgate-{name}-sys");
+    let found = workspace
+        .cargo(name, ["test", "-p", &bindings, "--tests"])
+        .args(["--", "--nocapture"])
+        .limit(Duration::from_secs(600))
+        .run()?;
+    if found.succeeded() && found.output.contains("SKIP:") {
+        return Ok(Tally::Absent(service));
+    }
+    let test = [
+        "test",
+        "--no-fail-fast",
+        "-p",
+        "kvgate-transfer",
+        "--features",
+        name,
+    ];
+    let contract = workspace
+        .cargo(name, test)
+        .args(["--test", "backend_contract", "--", name])
+        .limit(Duration::from_secs(1200))
+        .run()?;
+    let processes = workspace
+        .cargo(name, test)
+        .args(["--test", "one_sided", "--test", "two_processes"])
+        .limit(Duration::from_secs(1200))
+        .run()?;
+    let mut sum = (0, 0);
+    for done in [found, contract, processes] {
+        if let Tally::Ran { passed, failed } = tally(&done)? {
+            sum = (sum.0 + passed, sum.1 + failed);
+        }
+    }
+    let (passed, failed) = sum;
+    Ok(Tally::Ran { passed, failed })
 }
 
 fn models(workspace: &Workspace) -> Result<Tally, Failure> {

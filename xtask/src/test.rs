@@ -6,7 +6,7 @@ use crate::{Outcome, rows};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Runs one suite only: workspace, doc, loom, faults, sim, examples, kill or report.
+    /// Runs one suite only: workspace, doc, loom, faults, sim, examples, kill, ucx, libfabric or report.
     #[arg(long, value_name = "NAME", conflicts_with = "require")]
     only: Option<String>,
     /// Fails instead of skipping when one of these is absent.
