@@ -14,6 +14,9 @@ pub(crate) struct Args {
     /// Folder that gets include/, lib/ and lib/pkgconfig/.
     #[arg(long, value_name = "DIR")]
     prefix: PathBuf,
+    /// Features of kvgate-capi, such as ucx,libfabric.
+    #[arg(long, value_name = "NAMES", default_value = "")]
+    features: String,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
@@ -21,6 +24,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
         std::path::absolute(&args.prefix).map_err(|error| Failure::io(&args.prefix, &error))?;
     let built = workspace
         .cargo("install", ["build", "--release", "-p", "kvgate-capi"])
+        .args(["--features", &args.features])
         .run()?;
     if !built.succeeded() {
         built.show_tail(40);

@@ -94,6 +94,8 @@ typedef enum kv_status {
   KV_STATUS_SYSTEM = 16,
   // A defect of this library. The call was given up; the handles it was given should be released.
   KV_STATUS_INTERNAL = 17,
+  // What a transport needs is not there: a library, a right; the message lists what was tried.
+  KV_STATUS_UNAVAILABLE = 18,
 } kv_status;
 
 // What a read lease allows.
@@ -114,6 +116,12 @@ typedef enum kv_backend {
   KV_BACKEND_SHM = 2,
   // A TCP connection.
   KV_BACKEND_TCP = 3,
+  // The kernel copies between two processes of one host.
+  KV_BACKEND_CMA = 4,
+  // UCX.
+  KV_BACKEND_UCX = 5,
+  // libfabric.
+  KV_BACKEND_LIBFABRIC = 6,
 } kv_backend;
 
 // The kinds of buffers that a layer can have.
@@ -184,6 +192,15 @@ typedef enum kv_op {
   // that the read has ended; the transfer itself tells it nothing.
   KV_OP_READ = 2,
 } kv_op;
+
+// Which operations of one peer go first.
+typedef enum kv_priority {
+  // Somebody waits for the bytes.
+  KV_PRIORITY_FOREGROUND = 0,
+  // Nobody waits: it goes when nothing of the foreground is queued, at the latest after 16 of those, and
+  // is not in order with messages.
+  KV_PRIORITY_BACKGROUND = 1,
+} kv_priority;
 
 // How the bytes of a row lie in a page.
 typedef enum kv_row_format {
@@ -416,6 +433,10 @@ typedef struct kv_post_options {
   size_t ticket_count;
   // How long to wait for room in the queue; 0 only tries.
   uint64_t timeout_ms;
+  // An `enum kv_priority`.
+  uint32_t priority;
+  // Zero.
+  uint32_t reserved;
 } kv_post_options;
 
 // One chunk that a flight waits for: what one completion of one writer reports.
@@ -645,13 +666,15 @@ enum kv_status kv_agent_release(struct kv_agent *agent);
 enum kv_status kv_agent_incarnation(const struct kv_agent *agent,
                                     struct kv_incarnation *incarnation);
 
-// Listens until the agent is shut down. `address` is `tcp:HOST:PORT` (port 0 lets the system choose) or
-// `shm:NAME` (the name of an abstract Unix socket: same host, no file). `bound`, unless NULL, gets the
-// address to connect to, in at most `KV_ADDRESS_BYTES` bytes. Whoever connects becomes a peer and is
-// announced by `KV_EVENT_KIND_PEER_UP`.
+// Listens until the agent is shut down. `address` begins with the transport: `tcp:HOST:PORT`,
+// `ucx:HOST:PORT` or `libfabric:HOST:PORT` (port 0 lets the system choose), `shm:NAME` or `cma:NAME` (the name
+// of an abstract Unix socket: same host, no file). Over shm the registered memory has to be shared. `bound`,
+// unless NULL, gets the address to connect to, in at most `KV_ADDRESS_BYTES` bytes. Whoever connects becomes
+// a peer and is announced by `KV_EVENT_KIND_PEER_UP`.
 //
 // `KV_STATUS_BUSY` when the address is in use, `KV_STATUS_REFUSED` for an address beyond this host without
-// a secret.
+// a secret, `KV_STATUS_UNAVAILABLE` when this library was built without the transport or what it needs is not
+// there.
 enum kv_status kv_agent_listen(const struct kv_agent *agent,
                                const char *address,
                                char *bound);
@@ -661,7 +684,7 @@ enum kv_status kv_agent_listen(const struct kv_agent *agent,
 // here before, so register first.
 //
 // `KV_STATUS_UNREACHABLE` when nobody listens (trying again may help), `KV_STATUS_REFUSED` with the reason of
-// either side, `KV_STATUS_TIMED_OUT`.
+// either side, `KV_STATUS_UNAVAILABLE` as for `kv_agent_listen`, `KV_STATUS_TIMED_OUT`.
 enum kv_status kv_agent_connect(const struct kv_agent *agent,
                                 const char *address,
                                 uint64_t timeout_ms,

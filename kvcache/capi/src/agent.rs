@@ -80,6 +80,12 @@ pub enum kv_backend {
     Shm = 2,
     /// A TCP connection.
     Tcp = 3,
+    /// The kernel copies between two processes of one host.
+    Cma = 4,
+    /// UCX.
+    Ucx = 5,
+    /// libfabric.
+    Libfabric = 6,
 }
 
 /// A connection as this agent sees it.
@@ -198,13 +204,15 @@ pub unsafe extern "C" fn kv_agent_incarnation(
     })
 }
 
-/// Listens until the agent is shut down. `address` is `tcp:HOST:PORT` (port 0 lets the system choose) or
-/// `shm:NAME` (the name of an abstract Unix socket: same host, no file). `bound`, unless NULL, gets the
-/// address to connect to, in at most `KV_ADDRESS_BYTES` bytes. Whoever connects becomes a peer and is
-/// announced by `KV_EVENT_KIND_PEER_UP`.
+/// Listens until the agent is shut down. `address` begins with the transport: `tcp:HOST:PORT`,
+/// `ucx:HOST:PORT` or `libfabric:HOST:PORT` (port 0 lets the system choose), `shm:NAME` or `cma:NAME` (the name
+/// of an abstract Unix socket: same host, no file). Over shm the registered memory has to be shared. `bound`,
+/// unless NULL, gets the address to connect to, in at most `KV_ADDRESS_BYTES` bytes. Whoever connects becomes
+/// a peer and is announced by `KV_EVENT_KIND_PEER_UP`.
 ///
 /// `KV_STATUS_BUSY` when the address is in use, `KV_STATUS_REFUSED` for an address beyond this host without
-/// a secret.
+/// a secret, `KV_STATUS_UNAVAILABLE` when this library was built without the transport or what it needs is not
+/// there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_agent_listen(
     agent: *const kv_agent,
@@ -215,7 +223,7 @@ pub unsafe extern "C" fn kv_agent_listen(
         let agent = kv_agent::open(agent)?;
         // SAFETY: the contract of the header.
         let text = unsafe { arg::text(address, "address")? };
-        let found = resolve(text)?;
+        let found = Address::resolve(text)?;
         let mut result = Err(Failure::argument(format!("no address in {text:?}")));
         for address in &found {
             result = agent.agent.listen(address).map_err(Failure::from);
@@ -247,7 +255,7 @@ pub unsafe extern "C" fn kv_agent_listen(
 /// here before, so register first.
 ///
 /// `KV_STATUS_UNREACHABLE` when nobody listens (trying again may help), `KV_STATUS_REFUSED` with the reason of
-/// either side, `KV_STATUS_TIMED_OUT`.
+/// either side, `KV_STATUS_UNAVAILABLE` as for `kv_agent_listen`, `KV_STATUS_TIMED_OUT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_agent_connect(
     agent: *const kv_agent,
@@ -261,7 +269,7 @@ pub unsafe extern "C" fn kv_agent_connect(
         let (text, peer) = unsafe { (arg::text(address, "address")?, arg::out(peer, "peer")?) };
         let deadline = Deadline::after_ms(timeout_ms);
         let mut result = Err(Failure::argument(format!("no address in {text:?}")));
-        for address in &resolve(text)? {
+        for address in &Address::resolve(text)? {
             result = agent
                 .agent
                 .connect(address, deadline)
@@ -444,19 +452,9 @@ fn backend_of(kind: BackendKind) -> kv_backend {
         BackendKind::Local => kv_backend::Local,
         BackendKind::Shm => kv_backend::Shm,
         BackendKind::Tcp => kv_backend::Tcp,
+        BackendKind::Cma => kv_backend::Cma,
+        BackendKind::Ucx => kv_backend::Ucx,
+        BackendKind::Libfabric => kv_backend::Libfabric,
         _ => kv_backend::Other,
-    }
-}
-
-/// The addresses that a text names.
-fn resolve(text: &str) -> Outcome<Vec<Address>> {
-    if let Some(name) = text.strip_prefix("shm:") {
-        return Ok(vec![Address::Shm(name.to_owned())]);
-    }
-    match text.strip_prefix("tcp:") {
-        Some(host_and_port) => Ok(Address::resolve_tcp(host_and_port)?),
-        None => Err(Failure::argument(format!(
-            "address {text:?} begins with neither tcp: nor shm:"
-        ))),
     }
 }

@@ -52,11 +52,13 @@ pub enum kv_status {
     System = 16,
     /// A defect of this library. The call was given up; the handles it was given should be released.
     Internal = 17,
+    /// What a transport needs is not there: a library, a right; the message lists what was tried.
+    Unavailable = 18,
 }
 
 impl kv_status {
     /// Every status, by value.
-    const ALL: [(kv_status, &'static std::ffi::CStr); 18] = [
+    const ALL: [(kv_status, &'static std::ffi::CStr); 19] = [
         (kv_status::Ok, c"ok"),
         (kv_status::InvalidArgument, c"invalid argument"),
         (kv_status::InvalidState, c"invalid state"),
@@ -75,6 +77,7 @@ impl kv_status {
         (kv_status::Closed, c"closed"),
         (kv_status::System, c"system"),
         (kv_status::Internal, c"internal"),
+        (kv_status::Unavailable, c"unavailable"),
     ];
 }
 
@@ -186,6 +189,9 @@ fn status_of(kind: &ErrorKind) -> kv_status {
         | ErrorKind::HandshakeRefused { .. }
         | ErrorKind::VersionMismatch { .. }
         | ErrorKind::Refused { .. } => kv_status::Refused,
+        ErrorKind::BackendUnavailable { .. } | ErrorKind::ProbeFailed { .. } => {
+            kv_status::Unavailable
+        }
         ErrorKind::Unreachable { .. } => kv_status::Unreachable,
         ErrorKind::DeadlineExceeded { .. } => kv_status::TimedOut,
         ErrorKind::PeerDown { .. } | ErrorKind::PeerLost { .. } => kv_status::PeerDown,
@@ -311,7 +317,7 @@ mod tests {
             assert_eq!(found, *name);
         }
         // SAFETY: as above.
-        let found = unsafe { CStr::from_ptr(kv_status_name(18)) };
+        let found = unsafe { CStr::from_ptr(kv_status_name(19)) };
         assert_eq!(found, c"no such status");
     }
 }

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use kvgate_transfer::{
     AgentEvent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, ErrorKind, Incarnation, Op,
-    PeerId, PoolId, PostOptions, PreparedTransfer, SourceReady, StageId, Status, TransferHandle,
-    Visibility,
+    PeerId, PoolId, PostOptions, PreparedTransfer, Priority, SourceReady, StageId, Status,
+    TransferHandle, Visibility,
 };
 
 use crate::agent::kv_agent;
@@ -70,6 +70,17 @@ pub enum kv_source {
     Announced = 2,
 }
 
+/// Which operations of one peer go first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum kv_priority {
+    /// Somebody waits for the bytes.
+    Foreground = 0,
+    /// Nobody waits: it goes when nothing of the foreground is queued, at the latest after 16 of those, and
+    /// is not in order with messages.
+    Background = 1,
+}
+
 /// How far the bytes of an operation have come.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +133,10 @@ pub struct kv_post_options {
     pub ticket_count: usize,
     /// How long to wait for room in the queue; 0 only tries.
     pub timeout_ms: u64,
+    /// An `enum kv_priority`.
+    pub priority: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // SAFETY: `repr(C)`, numbers and a pointer, `struct_bytes` first.
@@ -240,9 +255,12 @@ pub unsafe extern "C" fn kv_agent_post(
         };
         let source = source_of(options.source, prepared.peer)?;
         let arrival = arrival_of(options.epoch, tickets)?;
+        let priority = priority_of(options.priority)?;
+        arg::zero(options.reserved, "kv_post_options.reserved")?;
         let within = Deadline::after_ms(options.timeout_ms);
         let options = PostOptions {
             arrival,
+            priority,
             ..PostOptions::default()
         };
         let posted = agent
@@ -252,6 +270,16 @@ pub unsafe extern "C" fn kv_agent_post(
         out.set(TransferObject::create(posted, agent.waker()));
         Ok(())
     })
+}
+
+fn priority_of(priority: u32) -> Outcome<Priority> {
+    match priority {
+        0 => Ok(Priority::Foreground),
+        1 => Ok(Priority::Background),
+        other => Err(Failure::argument(format!(
+            "kv_post_options.priority: {other} is no kv_priority"
+        ))),
+    }
 }
 
 /// The witness that a caller vouches for.

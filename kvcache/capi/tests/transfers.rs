@@ -173,6 +173,8 @@ fn post_options(epoch: u64, tickets: &[kv_ticket]) -> kv_post_options {
         tickets: tickets.as_ptr(),
         ticket_count: tickets.len(),
         timeout_ms: PATIENCE_MS,
+        priority: kv_priority::Foreground as u32,
+        reserved: 0,
     }
 }
 
@@ -423,6 +425,20 @@ fn mistakes_of_a_transfer_are_named() {
         );
         assert!(message().contains("kv_source"), "{}", message());
     }
+    let mut options = post_options(1, &[]);
+    options.priority = 2;
+    is!(
+        InvalidArgument,
+        kv_agent_post(prefill.agent, prepared, &options, &mut transfer)
+    );
+    assert!(message().contains("kv_priority"), "{}", message());
+    options.priority = kv_priority::Background as u32;
+    options.reserved = 1;
+    is!(
+        InvalidArgument,
+        kv_agent_post(prefill.agent, prepared, &options, &mut transfer)
+    );
+    assert!(message().contains("reserved"), "{}", message());
     let ticket = kv_ticket {
         stage: 0,
         chunk: 65_536,
@@ -534,4 +550,47 @@ fn a_read_needs_the_word_of_the_peer_and_redeems_its_own_gate() {
     is!(Ok, kv_prepared_release(read));
     prefill.end();
     decode.end();
+}
+
+#[cfg(not(feature = "ucx"))]
+#[test]
+fn a_transport_that_was_not_built_in_is_unavailable() {
+    let (prefill, decode) = Side::pair();
+    let address = c"ucx:127.0.0.1:0".as_ptr();
+    is!(
+        Unavailable,
+        kv_agent_listen(decode.agent, address, null_mut())
+    );
+    assert!(message().contains("ucx"), "{}", message());
+    prefill.end();
+    decode.end();
+}
+
+#[test]
+fn processes_connect_over_every_transport_of_one_host() {
+    for address in [c"tcp:127.0.0.1:0", c"shm:kvgate-capi-test"] {
+        let (prefill, decode) = (Side::new(c"prefill"), Side::new(c"decode"));
+        let mut bound = [0; KV_ADDRESS_BYTES];
+        is!(
+            Ok,
+            kv_agent_listen(decode.agent, address.as_ptr(), bound.as_mut_ptr())
+        );
+        // SAFETY: the library has ended the text with a zero byte.
+        let text = unsafe { CStr::from_ptr(bound.as_ptr()) }.to_str().unwrap();
+        assert!(text.len() >= address.count_bytes(), "{text}");
+        let mut peer = 0;
+        is!(
+            Ok,
+            kv_agent_connect(prefill.agent, bound.as_ptr(), PATIENCE_MS, &mut peer)
+        );
+        let mut info = peer_info();
+        is!(Ok, kv_agent_peer(prefill.agent, peer, &mut info));
+        let expected = match text.starts_with("tcp:") {
+            true => kv_backend::Tcp,
+            false => kv_backend::Shm,
+        };
+        assert_eq!(info.backend, expected as u32);
+        prefill.end();
+        decode.end();
+    }
 }
