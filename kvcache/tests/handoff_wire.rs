@@ -3,6 +3,8 @@
 //! `KVGATE_BLESS=1` writes the golden files anew; a change of theirs is a change of the wire version.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod handoff_fuzz;
+
 use std::path::PathBuf;
 
 use kvgate_kvcache::handoff::{Envelope, Identity, Message, WIRE_VERSION, WireError};
@@ -153,6 +155,19 @@ fn framed(kind: u16, body: &[u8]) -> Vec<u8> {
     let crc = crc32c::crc32c(&bytes).to_le_bytes();
     bytes.extend_from_slice(&crc);
     bytes
+}
+
+/// The inputs in `tests/seeds/handoff`: at least so many, and at least so many that are valid.
+#[test]
+fn the_seeds_of_the_fuzzer_are_read_and_written_again() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/seeds/handoff");
+    let (mut count, mut valid) = (0, 0);
+    for file in std::fs::read_dir(folder).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        count += 1;
+        valid += usize::from(handoff_fuzz::message(&bytes));
+    }
+    assert!(count >= 30 && valid >= 10, "{valid} of {count}");
 }
 
 proptest! {

@@ -68,7 +68,8 @@
 //! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
 //! for tests of everything above. `ucx`, `libfabric`: backends over these libraries, which are loaded when
 //! they are asked for. `fault-injection`: hidden switches that break the guards, for tests of the
-//! detectors. `bare`: hidden loops without an engine, for benchmarks. Under `--cfg kv_loom` the crate compiles for
+//! detectors. `bare`: hidden loops without an engine, for benchmarks. `fuzzing`: hidden entries for the
+//! targets in `fuzz/`. Under `--cfg kv_loom` the crate compiles for
 //! the model checker, without backends. Linux only.
 
 #![deny(unsafe_code, missing_docs)]
@@ -95,6 +96,13 @@ mod error;
 pub mod fault;
 #[cfg(not(all(feature = "fault-injection", not(kv_loom))))]
 mod fault;
+#[cfg(all(feature = "fuzzing", not(kv_loom)))]
+#[doc(hidden)]
+pub mod fuzz {
+    //! What a fuzzer calls.
+
+    pub use crate::agent::fuzz::{frame, metadata};
+}
 mod ids;
 #[allow(unsafe_code)]
 #[cfg_attr(kv_loom, allow(dead_code))]

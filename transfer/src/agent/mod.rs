@@ -10,6 +10,8 @@ pub(crate) mod events;
 pub(crate) mod expect;
 #[cfg_attr(kv_loom, allow(dead_code))]
 pub(crate) mod fields;
+#[cfg(all(any(test, feature = "fuzzing"), not(kv_loom)))]
+pub(crate) mod fuzz;
 #[cfg(not(kv_loom))]
 mod links;
 #[cfg_attr(kv_loom, allow(dead_code))]

@@ -2,78 +2,13 @@
 
 use proptest::prelude::*;
 
+use super::fuzz::{self, decode, encode, resealed};
 use super::wire::*;
 use super::*;
 use crate::Arrival;
 use crate::backend::{ReadRequest, RemoteRun};
 use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
-
-fn encode(frame: &Frame) -> Vec<u8> {
-    let mut out = Vec::new();
-    match frame {
-        Frame::Hello {
-            nonce,
-            has_auth_token,
-        } => append_hello(&mut out, nonce, *has_auth_token),
-        Frame::Proof { mac } => append_proof(&mut out, mac),
-        Frame::Metadata(blob) => append_metadata(&mut out, blob),
-        Frame::Memory {
-            region,
-            generation,
-            mapped_bytes,
-        } => append_memory(&mut out, *region, *generation, *mapped_bytes),
-        Frame::Ready => append_ready(&mut out),
-        Frame::Refuse(refusal) => append_refuse(&mut out, refusal),
-        Frame::Place {
-            region,
-            generation,
-            address,
-        } => append_place(&mut out, *region, *generation, *address),
-        Frame::Probe { address, nonce } => append_probe(&mut out, *address, nonce),
-        Frame::Write(head) => append_write(
-            &mut out,
-            head.op,
-            head.is_last,
-            head.payload_bytes,
-            &head.runs,
-            head.arrival.as_ref(),
-        ),
-        Frame::Ack { op, level } => append_ack(&mut out, *op, *level),
-        Frame::Nack { op, refusal } => append_nack(&mut out, *op, refusal),
-        Frame::Arrival { level, arrival } => append_arrival(&mut out, *level, arrival),
-        Frame::Message(message) => append_message(&mut out, message),
-        Frame::Progress { counter } => append_progress(&mut out, *counter),
-        Frame::Bye => append_bye(&mut out),
-        Frame::Read(request) => {
-            append_read(&mut out, request.id, request.payload_bytes, &request.runs);
-        }
-        Frame::Data {
-            request,
-            payload_bytes,
-        } => append_data(&mut out, *request, *payload_bytes),
-        Frame::NoData { request, refusal } => append_no_data(&mut out, *request, refusal),
-    }
-    out
-}
-
-fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
-    let (header_bytes, rest) = bytes
-        .split_first_chunk::<HEADER_BYTES>()
-        .ok_or(WireError::Truncated { field: "header" })?;
-    let header = Header::parse(header_bytes)?;
-    Frame::decode(header_bytes, header, rest.to_vec().into())
-}
-
-/// The check sum made right again, so that the fields behind it are reached.
-fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
-    let end = bytes.len() - CRC_BYTES;
-    let body_bytes = (end - HEADER_BYTES) as u32;
-    bytes[8..12].copy_from_slice(&body_bytes.to_le_bytes());
-    let crc = crc32c::crc32c(&bytes[..end]);
-    bytes[end..].copy_from_slice(&crc.to_le_bytes());
-    bytes
-}
 
 fn arrival() -> Arrival {
     Arrival {
@@ -489,5 +424,27 @@ proptest! {
         }
         prop_assert!(decode(&body).is_err());
         let _ = metadata::AgentMetadata::decode(body.into());
+    }
+}
+
+/// The inputs in `tests/seeds`: of each kind at least so many, and at least so many that are valid.
+#[test]
+fn the_seeds_of_the_fuzzer_are_read_and_written_again() {
+    type Target = fn(&[u8]) -> bool;
+    let targets: [(&str, Target, usize, usize); 2] = [
+        ("frame", fuzz::frame, 40, 16),
+        ("metadata", fuzz::metadata, 20, 4),
+    ];
+    for (name, target, least, least_valid) in targets {
+        let folder = format!("{}/tests/seeds/{name}", env!("CARGO_MANIFEST_DIR"));
+        let (mut count, mut valid) = (0, 0);
+        for file in std::fs::read_dir(&folder).unwrap() {
+            count += 1;
+            valid += usize::from(target(&std::fs::read(file.unwrap().path()).unwrap()));
+        }
+        assert!(
+            count >= least && valid >= least_valid,
+            "{name}: {valid} of {count}"
+        );
     }
 }
