@@ -5,8 +5,8 @@ use std::fmt;
 
 use crate::{
     backend::BackendKind,
-    engine::Op,
     ids::{Epoch, Incarnation, PeerId, PoolId, RegionId, StageId, WriterRank},
+    op::Op,
     sync::{SharedError, shared_error},
 };
 

@@ -65,7 +65,7 @@
 //! ```
 //!
 //! # Features
-//! `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
+//! `metrics`: what happened, as Prometheus text ([`Agent`]`::metrics_text`). `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
 //! for tests of everything above. `ucx`, `libfabric`: backends over these libraries, which are loaded when
 //! they are asked for. `fault-injection`: hidden switches that break the guards, for tests of the
 //! detectors. `bare`: hidden loops without an engine, for benchmarks. `fuzzing`: hidden entries for the
@@ -108,6 +108,7 @@ mod ids;
 #[cfg_attr(kv_loom, allow(dead_code))]
 mod mem;
 mod obs;
+mod op;
 #[cfg(all(feature = "sim", not(kv_loom)))]
 pub mod sim {
     //! The seeded simulation: agents on one thread and a virtual clock.
@@ -115,6 +116,7 @@ pub mod sim {
     pub use crate::backend::sim::{Death, SimCounts, SimFaults, SimNet};
 }
 mod source;
+mod stopwatch;
 mod stream;
 #[doc(hidden)]
 pub mod sync;
@@ -143,8 +145,8 @@ pub use config::UcxConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;
 pub use engine::{
-    ArrivalSink, FlightLedger, Op, Outstanding, PreparedTransfer, Priority, Quiesced,
-    ShutdownReport, Status, TransferHandle, Unquiet,
+    ArrivalSink, FlightLedger, Outstanding, PreparedTransfer, Priority, Quiesced, ShutdownReport,
+    Status, TransferHandle, Unquiet,
 };
 pub use error::{Cause, Error, ErrorKind, PlanFault, Side, WriterFault};
 pub use ids::{
@@ -154,7 +156,8 @@ pub use ids::{
 #[doc(hidden)]
 pub use mem::bare;
 pub use mem::{Memory, MemoryKind, PoolGeometry};
-pub use obs::{Counters, Event, Recorder};
+pub use obs::{Counters, Event, Recorder, RefusedField};
+pub use op::Op;
 pub use source::SourceReady;
 pub use stream::{Step, StepClock, StepId};
 pub use visibility::Visibility;

@@ -1,9 +1,15 @@
 //! What happened, as typed events and counters. Nothing here decides anything.
 
+#[cfg(all(feature = "metrics", not(kv_loom)))]
+pub(crate) mod metrics;
+
+use std::{fmt, time::Duration};
+
 use crate::{
     backend::BackendKind,
     error::Cause,
-    ids::{ChunkId, Epoch, OpId, PeerId, RegionId, StageId},
+    ids::{ChunkId, Epoch, Incarnation, OpId, PeerId, RegionId, StageId},
+    op::Op,
     sync::{AtomicU64, Ordering},
     visibility::Visibility,
 };
@@ -14,7 +20,13 @@ use crate::{
 #[allow(missing_docs)] // The fields are the ids and values of the event.
 pub enum Event {
     /// A connection was made.
-    PeerUp { peer: PeerId, backend: BackendKind },
+    PeerUp {
+        peer: PeerId,
+        incarnation: Incarnation,
+        backend: BackendKind,
+    },
+    /// Somebody connected and did not become a peer.
+    ConnectionRefused { field: RefusedField },
     /// A connection ended; without a proof its memory is quarantined.
     PeerDown {
         peer: PeerId,
@@ -25,21 +37,39 @@ pub enum Event {
     Posted {
         peer: PeerId,
         op: OpId,
+        kind: Op,
         bytes: u64,
         descriptor_count: u64,
     },
     /// An operation was not admitted for want of room.
     BackPressure { peer: PeerId },
-    /// An operation ended well.
+    /// An operation was not admitted: its witness is of another peer, or none where one is needed.
+    SourceRefused {
+        peer: PeerId,
+        kind: Op,
+        announced_by: Option<PeerId>,
+    },
+    /// An operation ended well. `elapsed` since it was admitted; `is_announced`: the peer was told.
     Completed {
         peer: PeerId,
         op: OpId,
+        kind: Op,
         level: Visibility,
+        bytes: u64,
+        descriptor_count: u64,
+        is_announced: bool,
+        elapsed: Duration,
     },
     /// An operation ended badly.
-    OperationFailed { peer: PeerId, op: OpId },
+    OperationFailed { peer: PeerId, op: OpId, kind: Op },
     /// An operation whose end nobody can tell; its memory stays in flight.
-    OperationUnknown { peer: PeerId, op: OpId },
+    OperationUnknown { peer: PeerId, op: OpId, kind: Op },
+    /// A peer, or a read from it, says that these bytes are visible here. It is weighed next.
+    Arrived {
+        peer: PeerId,
+        epoch: Epoch,
+        ticket_count: u64,
+    },
     /// A chunk landed.
     Landed {
         epoch: Epoch,
@@ -73,6 +103,46 @@ pub enum Event {
     RegionRevoked { region: RegionId },
     /// A region is closed.
     RegionClosed { region: RegionId },
+}
+
+/// What was wrong with a connection that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusedField {
+    /// It speaks another version of the protocol.
+    Version,
+    /// The shared secret is wrong, or only one side has one.
+    Secret,
+    /// Its bytes are no handshake, or it hung up.
+    Frames,
+    /// What it said about itself does not hold together.
+    Metadata,
+    /// The kernel does not let one side copy from the other.
+    Probe,
+    /// It refused this side.
+    ByPeer,
+    /// It took too long.
+    Time,
+    /// Too many are in their handshake.
+    Load,
+    /// This side could not go on: it is shutting down, or the system refused something.
+    Here,
+}
+
+impl fmt::Display for RefusedField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "version",
+            Self::Secret => "secret",
+            Self::Frames => "frames",
+            Self::Metadata => "metadata",
+            Self::Probe => "probe",
+            Self::ByPeer => "by_peer",
+            Self::Time => "time",
+            Self::Load => "load",
+            Self::Here => "here",
+        })
+    }
 }
 
 /// Gets every [`Event`], on the thread where it happens: return at once, and do not call the agent.

@@ -128,7 +128,13 @@ fn events_tell_the_story_of_a_flight() {
     let story = [
         Event::PeerUp {
             peer: from_a,
+            incarnation: a.agent.incarnation(),
             backend: BackendKind::Local,
+        },
+        Event::Arrived {
+            peer: from_a,
+            epoch,
+            ticket_count: 1,
         },
         Event::Landed {
             epoch,

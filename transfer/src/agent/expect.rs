@@ -54,6 +54,7 @@ impl Expectation {
                 return Err(peer.down_error(cause));
             }
         }
+        engine.observe_waits(barrier);
         let flight = Arc::new(Flight::new(barrier.clone(), writers, sink));
         {
             let mut flights = engine.flights.lock();

@@ -10,6 +10,7 @@ use crate::{
     engine::{Described, Engine},
     error::{Error, ErrorKind},
     ids::PeerId,
+    obs::RefusedField,
     sync::Arc,
 };
 
@@ -98,11 +99,11 @@ impl LinkHost for EngineHost {
     fn established(&self, established: Established) {
         let address = established.address.clone();
         if let Err(error) = self.attach(established) {
-            self.refused(address, error.to_string());
+            self.refused(address, RefusedField::Here, error.to_string());
         }
     }
 
-    fn refused(&self, address: String, reason: String) {
-        self.0.refuse(address, reason);
+    fn refused(&self, address: String, field: RefusedField, reason: String) {
+        self.0.refuse(address, field, reason);
     }
 }

@@ -420,6 +420,18 @@ impl Agent {
         counters
     }
 
+    /// What this agent has done, as Prometheus text (format 0.0.4, `text/plain; version=0.0.4`). Serve it
+    /// under an own path for each agent: the names do not say which one it was.
+    ///
+    /// Times are in seconds, amounts of data in bytes. The label `backend` is the path that the bytes
+    /// took; a series of it appears with its first connection. What a build or a version does not have
+    /// has no series.
+    #[cfg(all(feature = "metrics", not(kv_loom)))]
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        self.engine().metrics.text(&self.counters())
+    }
+
     /// Ends the agent: nothing is admitted any more, flights that miss something fail with
     /// [`Cause::Shutdown`], queues are drained, connections closed, threads joined; all of it within the
     /// deadline. A second call finds little to do.

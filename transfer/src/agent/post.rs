@@ -15,6 +15,7 @@ use crate::{
     error::{Error, ErrorKind},
     obs::{Event, add},
     source::SourceReady,
+    stopwatch::Stopwatch,
     sync::Arc,
 };
 
@@ -86,9 +87,14 @@ impl Agent {
         mut options: PostOptions,
         reserve: impl FnOnce(&Arc<Queue>, Priority) -> Result<OpSlot, Error>,
     ) -> Result<TransferHandle, PostError> {
-        let checked = check_source(&source, transfer);
+        let stopwatch = Stopwatch::start();
+        let checked = self.check_source(&source, transfer);
         match checked.and_then(|()| self.admit(transfer, &mut options, reserve)) {
-            Ok(handle) => Ok(handle),
+            Ok(handle) => {
+                self.engine()
+                    .post_took(transfer.peer, transfer.op, stopwatch);
+                Ok(handle)
+            }
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::QueueFull { .. }) {
                     add(&self.engine().counters.back_pressure, 1);
@@ -150,6 +156,7 @@ impl Agent {
         engine.record(|| Event::Posted {
             peer: peer.id,
             op,
+            kind: transfer.op,
             bytes: transfer.bytes(),
             descriptor_count: transfer.descriptor_count(),
         });
@@ -162,6 +169,16 @@ impl Agent {
             engine.end(&operation, Err(error));
         }
         Ok(TransferHandle::new(operation, engine.clone()))
+    }
+
+    fn check_source(&self, source: &SourceReady, transfer: &PreparedTransfer) -> Result<(), Error> {
+        check_source(source, transfer).inspect_err(|_| {
+            self.engine().record(|| Event::SourceRefused {
+                peer: transfer.peer,
+                kind: transfer.op,
+                announced_by: source.announced_by(),
+            });
+        })
     }
 
     /// Announces an arrival that no operation stands behind.

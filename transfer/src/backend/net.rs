@@ -34,6 +34,7 @@ use crate::agent::metadata::AgentMetadata;
 use crate::agent::wire::WireError;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
+use crate::obs::RefusedField;
 use crate::sync::{Arc, Mutex, thread};
 
 /// Time for a stranger to become a peer; mapping large pools is part of it.
@@ -84,7 +85,7 @@ pub(crate) trait LinkHost: Send + Sync {
     /// A peer has connected.
     fn established(&self, established: Established);
     /// A connection did not become a link.
-    fn refused(&self, address: String, reason: String);
+    fn refused(&self, address: String, field: RefusedField, reason: String);
 }
 
 /// A bound address with its threads. Dropping it ends them and frees the address.
@@ -241,7 +242,9 @@ impl Greeter {
         threads.retain(|greeting| !greeting.is_finished());
         if threads.len() >= GREETING_LIMIT {
             let reason = format!("{GREETING_LIMIT} connections are in their handshake already");
-            return self.host.refused(from.to_string(), reason);
+            return self
+                .host
+                .refused(from.to_string(), RefusedField::Load, reason);
         }
         let (host, stop) = (Arc::clone(&self.host), Arc::clone(&self.stop));
         let address = from.to_string();
@@ -256,12 +259,15 @@ impl Greeter {
             match establish(stream, &from, Side::Listener, &*host, bounds) {
                 Ok(established) => host.established(established),
                 Err(Failure::Handshake(HandshakeError::Stream(StreamEnd::Stopped))) => {}
-                Err(failure) => host.refused(from.to_string(), failure.reason()),
+                Err(failure) => host.refused(from.to_string(), failure.field(), failure.reason()),
             }
         });
         match spawned {
             Ok(greeting) => threads.push(greeting),
-            Err(error) => self.host.refused(address, error.to_string()),
+            Err(error) => {
+                self.host
+                    .refused(address, RefusedField::Here, error.to_string());
+            }
         }
     }
 }
@@ -393,6 +399,25 @@ impl Failure {
         match self {
             Self::Handshake(error) => error.to_string(),
             Self::System(error) => error.to_string(),
+        }
+    }
+
+    fn field(&self) -> RefusedField {
+        let Self::Handshake(error) = self else {
+            return RefusedField::Here;
+        };
+        match error {
+            HandshakeError::Stream(StreamEnd::Wire(WireError::Version { .. })) => {
+                RefusedField::Version
+            }
+            HandshakeError::Stream(StreamEnd::TimedOut) => RefusedField::Time,
+            HandshakeError::Stream(_) => RefusedField::Frames,
+            HandshakeError::SecretMissing { .. } | HandshakeError::WrongSecret => {
+                RefusedField::Secret
+            }
+            HandshakeError::ByPeer(_) => RefusedField::ByPeer,
+            HandshakeError::ByUs(_) => RefusedField::Metadata,
+            HandshakeError::Probe(_) => RefusedField::Probe,
         }
     }
 

@@ -30,6 +30,7 @@ use crate::{
     deadline::Deadline,
     error::Cause,
     ids::{ChunkId, Epoch, StageId, TicketId, WriterRank},
+    stopwatch::Stopwatch,
     sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering},
     visibility::Visibility,
 };
@@ -89,6 +90,9 @@ struct Flight {
     /// Nanoseconds from `made_at` to the last redemption of each stage, 0 before.
     landed_after_ns: Vec<AtomicU64>,
     made_at: Instant,
+    /// Who measures how long threads sleep at a gate.
+    #[cfg(all(feature = "metrics", not(kv_loom)))]
+    waits: crate::sync::Mutex<Option<prometheus_client::metrics::histogram::Histogram>>,
 }
 
 const STALE: usize = 0;
@@ -116,6 +120,8 @@ impl Barrier {
                 false => plan.stages.iter().map(|_| AtomicU64::new(0)).collect(),
             },
             made_at: Instant::now(),
+            #[cfg(all(feature = "metrics", not(kv_loom)))]
+            waits: crate::sync::Mutex::new(None),
             plan,
         };
         Arc::new(Self {
@@ -183,10 +189,12 @@ impl Barrier {
         let timed_out = BarrierError::TimedOut {
             deadline_ms: deadline.allowed_ms(),
         };
-        flight
+        let stopwatch = Stopwatch::start();
+        let answer = flight
             .waiters
-            .wait(deadline, |causes| answer(gates, stage, causes))
-            .unwrap_or(Err(timed_out))
+            .wait(deadline, |causes| answer(gates, stage, causes));
+        flight.slept(stopwatch);
+        answer.unwrap_or(Err(timed_out))
     }
 
     /// [`Barrier::wait`] for every stage in turn, under one deadline.
@@ -207,6 +215,14 @@ impl Barrier {
                 .waiters
                 .poll(cx, |causes| answer(gates, stage, causes)),
             Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Sleeps of [`Barrier::wait`] are measured by this from now on.
+    #[cfg(all(feature = "metrics", not(kv_loom)))]
+    pub(crate) fn observe_waits(&self, by: prometheus_client::metrics::histogram::Histogram) {
+        if let Some(flight) = &self.flight {
+            *flight.waits.lock() = Some(by);
         }
     }
 
@@ -409,6 +425,16 @@ impl Flight {
             .get(usize::from(stage.0))
             .ok_or(BarrierError::UnknownStage(stage))
     }
+
+    #[cfg(all(feature = "metrics", not(kv_loom)))]
+    fn slept(&self, stopwatch: Stopwatch) {
+        if let Some(by) = &*self.waits.lock() {
+            by.observe(stopwatch.seconds());
+        }
+    }
+
+    #[cfg(not(all(feature = "metrics", not(kv_loom))))]
+    fn slept(&self, _: Stopwatch) {}
 
     fn count_late(&self, which: usize) {
         self.late[which].fetch_add(1, Ordering::Relaxed);

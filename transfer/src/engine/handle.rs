@@ -15,13 +15,14 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Instant,
 };
 
 use crate::{
     backend::PostedOp,
     barrier::waiters::Waiters,
     deadline::Deadline,
-    engine::{Engine, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
+    engine::{Engine, Op, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
     mem::region::RegionHold,
@@ -71,6 +72,7 @@ pub(crate) struct Operation {
     pub(crate) peer: PeerId,
     pub(crate) posted: PostedOp,
     pub(crate) descriptor_count: u64,
+    pub(crate) posted_at: Instant,
     phase: Waiters<Phase>,
     #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub(crate) hold: Option<Arc<crate::fault::HoldGate>>,
@@ -100,10 +102,16 @@ impl Operation {
             peer,
             posted,
             descriptor_count,
+            posted_at: Instant::now(),
             phase: Waiters::new(phase),
             #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             hold,
         }
+    }
+
+    /// Whether the peer is told of its end: by a write with an arrival.
+    pub(crate) fn is_announced(&self) -> bool {
+        self.posted.op == Op::Write && self.posted.arrival.is_some()
     }
 
     /// Takes the operation for execution; `false` when it has ended in the queue.
@@ -243,7 +251,7 @@ impl TransferHandle {
     /// statement about memory: look at [`TransferHandle::status`].
     pub fn cancel(&self) {
         self.operation
-            .cancel(|| self.engine.count_failed(self.operation.peer, self.id()));
+            .cancel(|| self.engine.count_failed(&self.operation));
     }
 }
 

@@ -8,6 +8,7 @@
 
 pub(crate) mod flight;
 pub(crate) mod handle;
+mod measure;
 pub(crate) mod notify;
 pub(crate) mod peer;
 pub(crate) mod prepared;
@@ -25,9 +26,10 @@ use std::{collections::BTreeMap, time::Instant};
 
 use bytes::Bytes;
 
+pub(crate) use crate::op::Op;
 pub use flight::ArrivalSink;
 pub use handle::{Status, TransferHandle};
-pub use prepared::{Op, PreparedTransfer};
+pub use prepared::PreparedTransfer;
 pub use queue::Priority;
 pub use quiesce::{FlightLedger, Outstanding, Quiesced, Unquiet};
 pub use shutdown::ShutdownReport;
@@ -49,7 +51,7 @@ use crate::{
         region::{RegionCore, RegionHold},
         span::PoolSpan,
     },
-    obs::{CounterCells, Event, Recorder},
+    obs::{CounterCells, Event, Recorder, RefusedField},
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, thread},
 };
 
@@ -72,6 +74,8 @@ pub(crate) struct Engine {
     /// `false`: no threads; whoever owns the engine calls [`Engine::run_queued`].
     has_workers: bool,
     recorder: Option<Arc<dyn Recorder>>,
+    #[cfg(all(feature = "metrics", not(kv_loom)))]
+    pub(crate) metrics: Arc<crate::obs::metrics::Metrics>,
     peers: Mutex<Peers>,
     next_op: AtomicU64,
     progress: Mutex<ProgressClock>,
@@ -142,6 +146,8 @@ impl Engine {
             events: Waiters::new(events),
             has_workers: parts.has_workers,
             recorder: parts.recorder,
+            #[cfg(all(feature = "metrics", not(kv_loom)))]
+            metrics: Arc::default(),
             peers: Mutex::new(Peers::default()),
             next_op: AtomicU64::new(0),
             progress: Mutex::new(ProgressClock::default()),
@@ -219,6 +225,7 @@ impl Engine {
         let id = peer.id;
         this.record(|| Event::PeerUp {
             peer: id,
+            incarnation: peer.incarnation(),
             backend: peer.link.kind(),
         });
         this.events
@@ -332,17 +339,21 @@ impl Engine {
 
     /// A connection that was refused before it became a peer.
     #[cfg_attr(kv_loom, allow(dead_code))]
-    pub(crate) fn refuse(&self, address: String, reason: String) {
+    pub(crate) fn refuse(&self, address: String, field: RefusedField, reason: String) {
         crate::obs::add(&self.counters.refused_connections, 1);
+        self.record(|| Event::ConnectionRefused { field });
         self.events
             .update(|events| events.push(AgentEvent::Refused { address, reason }));
     }
 
     pub(crate) fn record(&self, event: impl FnOnce() -> Event) {
-        if self.recorder.is_none() && !cfg!(feature = "tracing") {
+        let has_metrics = cfg!(all(feature = "metrics", not(kv_loom)));
+        if self.recorder.is_none() && !cfg!(feature = "tracing") && !has_metrics {
             return;
         }
         let event = event();
+        #[cfg(all(feature = "metrics", not(kv_loom)))]
+        self.metrics.record(&event);
         #[cfg(feature = "tracing")]
         tracing::debug!(target: "kvgate_transfer", agent = %self.name, ?event);
         if let Some(recorder) = &self.recorder {

@@ -68,6 +68,11 @@ pub(crate) fn decode(mut frame: Bytes) -> Option<Control> {
 impl Engine {
     /// Weighs one arrival.
     pub(crate) fn dispatch(&self, peer: PeerId, arrival: &Arrival, level: Visibility) {
+        self.record(|| Event::Arrived {
+            peer,
+            epoch: arrival.epoch,
+            ticket_count: arrival.tickets.len() as u64,
+        });
         let Some(flight) = self.flight_for(peer, arrival.epoch) else {
             add(&self.counters.stale, 1);
             return self.record(|| Event::Stale {

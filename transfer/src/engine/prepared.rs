@@ -1,9 +1,6 @@
 //! [`PreparedTransfer`]: a transfer that was checked once and may be posted many times (I-16).
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    fmt,
-};
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
     backend::{RemoteRun, RunPairs},
@@ -12,32 +9,9 @@ use crate::{
     error::{Error, ErrorKind},
     ids::{PeerId, PoolId, RegionId},
     mem::region::RegionCore,
+    op::Op,
     sync::Arc,
 };
-
-/// What a transfer does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Op {
-    /// Copies local slots into slots of the peer.
-    Write,
-    /// Copies slots of the peer into local slots.
-    ///
-    /// The peer must have said that the source is complete ([`crate::SourceReady::announced`]) and keep it
-    /// as it is until it is told that the read has ended: nothing of the transfer itself tells it. An
-    /// [`crate::Arrival`] posted with a read is this side's own: its tickets are redeemed here, as if the peer had
-    /// written, when every byte is visible here.
-    Read,
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Write => "write",
-            Self::Read => "read",
-        })
-    }
-}
 
 /// A checked transfer towards one connection of one incarnation of a peer. Post it with
 /// [`crate::Agent::post`], as often as needed.

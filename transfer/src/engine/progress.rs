@@ -109,12 +109,17 @@ impl Engine {
             peer: peer.id,
             bytes,
         };
-        // Asked with the events locked: `PeerDown` is queued after the flag is set.
-        let is_queued = self
-            .events
-            .update(|events| (!peer.is_down()).then(|| events.push(event)));
+        // Asked with the events locked: `PeerDown` is queued after the flag is set. Counted before the
+        // owner can have it.
+        let is_queued = self.events.update(|events| {
+            let is_queued = (!peer.is_down()).then(|| events.push(event));
+            if is_queued == Some(true) {
+                add(&self.counters.messages, 1);
+            }
+            is_queued
+        });
         match is_queued {
-            Some(true) => add(&self.counters.messages, 1),
+            Some(true) => {}
             None => add(&self.counters.late_messages, 1),
             Some(false) => {
                 let reason = format!("{} events wait to be taken", self.config.event_capacity);

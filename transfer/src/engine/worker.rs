@@ -10,7 +10,6 @@ use crate::{
     },
     error::{Cause, Error, ErrorKind},
     fault,
-    ids::{OpId, PeerId},
     obs::{Event, add},
     sync::{Arc, thread},
     visibility::Visibility,
@@ -162,7 +161,7 @@ impl Engine {
         }
         operation.end(result, || {
             let Some(level) = level else {
-                return self.count_failed(peer, op);
+                return self.count_failed(operation);
             };
             let counters = &self.counters;
             let (bytes, descriptors) = match operation.posted.op {
@@ -172,7 +171,16 @@ impl Engine {
             add(&counters.transfers, 1);
             add(bytes, operation.posted.bytes);
             add(descriptors, operation.descriptor_count);
-            self.record(|| Event::Completed { peer, op, level });
+            self.record(|| Event::Completed {
+                peer,
+                op,
+                kind: operation.posted.op,
+                level,
+                bytes: operation.posted.bytes,
+                descriptor_count: operation.descriptor_count,
+                is_announced: operation.is_announced(),
+                elapsed: operation.posted_at.elapsed(),
+            });
         });
     }
 
@@ -189,16 +197,24 @@ impl Engine {
         }
     }
 
-    pub(super) fn count_failed(&self, peer: PeerId, op: OpId) {
+    pub(super) fn count_failed(&self, operation: &Operation) {
         add(&self.counters.failed_transfers, 1);
-        self.record(|| Event::OperationFailed { peer, op });
+        self.record(|| Event::OperationFailed {
+            peer: operation.peer,
+            op: operation.posted.id,
+            kind: operation.posted.op,
+        });
     }
 
     /// Records that nobody can tell the end of an operation; its memory stays in flight for good.
     pub(super) fn lose(&self, peer: &Peer, operation: Arc<Operation>, cause: Cause) {
-        let op = operation.posted.id;
+        let (op, kind) = (operation.posted.id, operation.posted.op);
         if operation.lose(cause, || add(&self.counters.unknown_transfers, 1)) {
-            self.record(|| Event::OperationUnknown { peer: peer.id, op });
+            self.record(|| Event::OperationUnknown {
+                peer: peer.id,
+                op,
+                kind,
+            });
             self.keep_for_good(operation);
         }
     }

@@ -79,7 +79,7 @@ fn memory_of_another_registration_is_refused() {
             None
         }
         fn established(&self, _: Established) {}
-        fn refused(&self, _: String, _: String) {}
+        fn refused(&self, _: String, _: crate::obs::RefusedField, _: String) {}
     }
     let lies: [fn(&mut OwnRegion); 2] = [
         |shared| shared.id = RegionId(2),

@@ -225,7 +225,7 @@ fn memory_that_does_not_fit_the_metadata_is_refused() {
             None
         }
         fn established(&self, _: Established) {}
-        fn refused(&self, _: String, _: String) {}
+        fn refused(&self, _: String, _: crate::obs::RefusedField, _: String) {}
     }
     let b = Host::new("b");
     let listener = listen(&addresses("liar")[0], b.clone()).unwrap();
@@ -275,7 +275,7 @@ fn places_of_another_registration_are_refused() {
             None
         }
         fn established(&self, _: Established) {}
-        fn refused(&self, _: String, _: String) {}
+        fn refused(&self, _: String, _: crate::obs::RefusedField, _: String) {}
     }
     let b = Host::new("b");
     let address = &addresses("places")[3];

@@ -217,7 +217,7 @@ impl LinkHost for Host {
         self.changed.notify_all();
     }
 
-    fn refused(&self, _address: String, reason: String) {
+    fn refused(&self, _: String, _: crate::obs::RefusedField, reason: String) {
         self.refused.lock().push(reason);
         self.changed.notify_all();
     }
