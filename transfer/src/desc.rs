@@ -7,27 +7,37 @@ use crate::{
 
 /// A list of slots. Two of them make a transfer: the n-th local slot goes to the n-th remote slot.
 ///
-/// Neighbouring slots are kept as runs, so a list of consecutive pages costs one entry.
+/// A slot is four bytes, however many pools share the list ([`DescriptorList::push_group`]); pools that are
+/// pushed one after the other with the same slots share them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorList {
-    runs: Vec<SlotRange>,
+    groups: Vec<SlotGroup>,
     descriptor_count: u64,
     incarnation: Option<Incarnation>,
 }
 
-/// Slots `slot..slot + slot_count` of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotRange {
-    pub(crate) pool: PoolId,
-    pub(crate) slot: u32,
-    pub(crate) slot_count: u32,
+/// Slots of pools: all of the first one, then all of the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SlotGroup {
+    pools: Vec<PoolId>,
+    slots: Vec<u32>,
 }
 
-/// Two ranges of equal length, paired slot by slot.
+/// A slot here and its partner there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RangePair {
-    pub(crate) local: SlotRange,
-    pub(crate) remote: SlotRange,
+pub(crate) struct SlotPair {
+    /// Of the pool of this side.
+    pub(crate) local: u32,
+    /// Of the peer's pool.
+    pub(crate) remote: u32,
+}
+
+/// Pools here and there whose slots are paired in the same way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PairedGroup {
+    /// Here and there.
+    pub(crate) pools: Vec<(PoolId, PoolId)>,
+    pub(crate) slots: Vec<SlotPair>,
 }
 
 impl DescriptorList {
@@ -47,27 +57,28 @@ impl DescriptorList {
 
     /// Appends slots of one pool, in this order.
     pub fn push(&mut self, pool: PoolId, slots: &[u32]) {
-        for &slot in slots {
-            match self.runs.last_mut() {
-                Some(run)
-                    if run.pool == pool && run.slot.checked_add(run.slot_count) == Some(slot) =>
-                {
-                    run.slot_count += 1;
-                }
-                _ => self.runs.push(SlotRange {
-                    pool,
-                    slot,
-                    slot_count: 1,
-                }),
-            }
-        }
-        self.descriptor_count += slots.len() as u64;
+        self.push_group(&[pool], slots);
     }
 
     /// Appends the same slots of each of `pools`, pool by pool.
     pub fn push_group(&mut self, pools: &[PoolId], slots: &[u32]) {
-        for &pool in pools {
-            self.push(pool, slots);
+        if pools.is_empty() || slots.is_empty() {
+            return;
+        }
+        self.descriptor_count += pools.len() as u64 * slots.len() as u64;
+        match self.groups.last_mut() {
+            Some(last) if pools.len() == 1 && last.pools == pools => {
+                last.slots.extend_from_slice(slots);
+            }
+            Some(last)
+                if last.slots == slots && !pools.iter().any(|pool| last.pools.contains(pool)) =>
+            {
+                last.pools.extend_from_slice(pools);
+            }
+            _ => self.groups.push(SlotGroup {
+                pools: pools.to_vec(),
+                slots: slots.to_vec(),
+            }),
         }
     }
 
@@ -85,21 +96,70 @@ impl DescriptorList {
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.incarnation
     }
+}
 
-    #[cfg(all(test, not(kv_loom)))]
-    fn runs(&self) -> &[SlotRange] {
-        &self.runs
+/// A place in a list.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    groups: &'a [SlotGroup],
+    /// In the first group.
+    pool: usize,
+    slot: usize,
+}
+
+impl<'a> Place<'a> {
+    fn new(list: &'a DescriptorList) -> Self {
+        Self {
+            groups: &list.groups,
+            pool: 0,
+            slot: 0,
+        }
+    }
+
+    /// The whole group that begins here.
+    fn whole(&self) -> Option<&'a SlotGroup> {
+        let group = self.groups.first()?;
+        (self.pool == 0 && self.slot == 0).then_some(group)
+    }
+
+    /// What is left of one pool.
+    fn rest(&self) -> Option<(PoolId, &'a [u32])> {
+        let group = self.groups.first()?;
+        Some((*group.pools.get(self.pool)?, group.slots.get(self.slot..)?))
+    }
+
+    fn skip_group(&mut self) {
+        *self = Self {
+            groups: self.groups.get(1..).unwrap_or_default(),
+            pool: 0,
+            slot: 0,
+        };
+    }
+
+    /// Moves on by slots of one pool.
+    fn skip(&mut self, count: usize) {
+        self.slot += count;
+        let Some(group) = self.groups.first() else {
+            return;
+        };
+        if self.slot == group.slots.len() {
+            self.slot = 0;
+            self.pool += 1;
+        }
+        if self.pool == group.pools.len() {
+            self.skip_group();
+        }
     }
 }
 
-/// Pairs two lists slot by slot, in as few pairs of ranges as there are.
+/// Pairs two lists slot by slot, group by group where their groups have the same shape.
 ///
 /// # Errors
 /// [`ErrorKind::EmptyTransfer`], [`ErrorKind::LengthMismatch`].
 pub(crate) fn pair(
     local: &DescriptorList,
     remote: &DescriptorList,
-) -> Result<Vec<RangePair>, Error> {
+) -> Result<Vec<PairedGroup>, Error> {
     if local.descriptor_count != remote.descriptor_count {
         return Err(ErrorKind::LengthMismatch {
             local_count: local.descriptor_count,
@@ -110,53 +170,89 @@ pub(crate) fn pair(
     if local.is_empty() {
         return Err(ErrorKind::EmptyTransfer.into());
     }
-    let mut pairs = Vec::with_capacity(local.runs.len().max(remote.runs.len()));
-    let (mut locals, mut remotes) = (local.runs.iter().copied(), remote.runs.iter().copied());
-    let (mut l, mut r) = (locals.next(), remotes.next());
-    while let (Some(mut left), Some(mut right)) = (l, r) {
-        let slot_count = left.slot_count.min(right.slot_count);
-        pairs.push(RangePair {
-            local: SlotRange { slot_count, ..left },
-            remote: SlotRange {
-                slot_count,
-                ..right
-            },
+    let mut groups = Vec::with_capacity(local.groups.len().max(remote.groups.len()));
+    let (mut here, mut there) = (Place::new(local), Place::new(remote));
+    while let (Some((pool, slots)), Some((other, others))) = (here.rest(), there.rest()) {
+        let whole = here.whole().zip(there.whole()).filter(|(one, two)| {
+            one.pools.len() == two.pools.len() && one.slots.len() == two.slots.len()
         });
-        l = if left.advance(slot_count) {
-            Some(left)
-        } else {
-            locals.next()
-        };
-        r = if right.advance(slot_count) {
-            Some(right)
-        } else {
-            remotes.next()
-        };
+        if let Some((one, two)) = whole {
+            groups.push(PairedGroup {
+                pools: one
+                    .pools
+                    .iter()
+                    .copied()
+                    .zip(two.pools.iter().copied())
+                    .collect(),
+                slots: paired(&one.slots, &two.slots),
+            });
+            here.skip_group();
+            there.skip_group();
+            continue;
+        }
+        let count = slots.len().min(others.len());
+        groups.push(PairedGroup {
+            pools: vec![(pool, other)],
+            slots: paired(&slots[..count], &others[..count]),
+        });
+        here.skip(count);
+        there.skip(count);
     }
-    Ok(pairs)
+    Ok(groups)
 }
 
-/// The first slot that stands in `ranges` twice.
-pub(crate) fn duplicate(ranges: impl Iterator<Item = SlotRange>) -> Option<(PoolId, u32)> {
-    let mut ranges: Vec<SlotRange> = ranges.collect();
-    ranges.sort_unstable_by_key(|range| (range.pool, range.slot));
-    ranges.windows(2).find_map(|two| {
-        let overlap = two[0].pool == two[1].pool && two[0].end() > u64::from(two[1].slot);
-        overlap.then_some((two[1].pool, two[1].slot))
-    })
+fn paired(local: &[u32], remote: &[u32]) -> Vec<SlotPair> {
+    let pair = |(local, remote): (&u32, &u32)| SlotPair {
+        local: *local,
+        remote: *remote,
+    };
+    local.iter().zip(remote).map(pair).collect()
 }
 
-impl SlotRange {
-    fn end(&self) -> u64 {
-        u64::from(self.slot) + u64::from(self.slot_count)
-    }
+/// The first pair of the run that begins at `index`, and its length.
+#[inline]
+pub(crate) fn run_at(slots: &[SlotPair], index: usize) -> Option<(SlotPair, u32)> {
+    let rest = slots.get(index..)?;
+    let first = *rest.first()?;
+    // A slot number that wraps is in no pool.
+    let is_next = |two: &&[SlotPair]| {
+        two[1].local == two[0].local.wrapping_add(1)
+            && two[1].remote == two[0].remote.wrapping_add(1)
+    };
+    let joined = rest.windows(2).take_while(is_next).count();
+    Some((first, joined as u32 + 1))
+}
 
-    /// Drops the first `count` slots; `false` when nothing is left.
-    fn advance(&mut self, count: u32) -> bool {
-        self.slot_count -= count;
-        self.slot = self.slot.wrapping_add(count);
-        self.slot_count > 0
+/// A slot that stands in the list twice.
+pub(crate) fn duplicate(slots: impl Iterator<Item = u32> + Clone) -> Option<u32> {
+    /// Up to here sorting is quicker than a bitmap.
+    const FEW: usize = 48;
+    let (count, end) = slots
+        .clone()
+        .fold((0, 0), |(count, end), slot| (count + 1, slot.max(end)));
+    if count <= 1 {
+        return None;
     }
+    // A bitmap far longer than the list would cost more than the list.
+    if count <= FEW || end as usize / 64 > 16 * count {
+        let mut sorted: Vec<u32> = slots.collect();
+        sorted.sort_unstable();
+        return sorted
+            .windows(2)
+            .find(|two| two[0] == two[1])
+            .map(|two| two[0]);
+    }
+    let mut seen = vec![0u64; end as usize / 64 + 1];
+    let mut repeat = None;
+    for slot in slots {
+        let word = &mut seen[slot as usize / 64];
+        let bit = 1 << (slot % 64);
+        if *word & bit != 0 {
+            repeat.get_or_insert(slot);
+        }
+        *word |= bit;
+    }
+    repeat
 }
 
 #[cfg(all(test, not(kv_loom)))]
@@ -173,24 +269,32 @@ mod tests {
         list
     }
 
-    fn expand(ranges: impl Iterator<Item = SlotRange>) -> Vec<(u32, u32)> {
-        ranges
-            .flat_map(|r| (r.slot..r.slot + r.slot_count).map(move |s| (r.pool.0, s)))
-            .collect()
+    type Named = (u32, u32);
+
+    fn expand(groups: &[PairedGroup]) -> Vec<(Named, Named)> {
+        let of_pool = |group: &PairedGroup, (here, there): (PoolId, PoolId)| -> Vec<_> {
+            let pair = |pair: &SlotPair| ((here.0, pair.local), (there.0, pair.remote));
+            group.slots.iter().map(pair).collect()
+        };
+        let of_group = |group: &PairedGroup| -> Vec<_> {
+            let pools = group.pools.iter();
+            pools.flat_map(|pools| of_pool(group, *pools)).collect()
+        };
+        groups.iter().flat_map(of_group).collect()
     }
 
     #[test]
-    fn consecutive_slots_are_one_run() {
+    fn pools_with_the_same_slots_share_them() {
         let mut a = DescriptorList::new();
         a.push_group(&[PoolId(1), PoolId(2)], &[4, 5, 6, 9]);
-        assert_eq!(a.runs().len(), 4);
-        assert_eq!(a.descriptor_count(), 8);
-    }
-
-    #[test]
-    fn the_last_slot_number_is_no_neighbour_of_the_first() {
-        let a = list(&[(0, u32::MAX), (0, 0)]);
-        assert_eq!(a.runs().len(), 2);
+        a.push(PoolId(3), &[4, 5, 6, 9]);
+        assert_eq!(a.groups.len(), 1);
+        assert_eq!(a.descriptor_count(), 12);
+        a.push(PoolId(3), &[4, 5, 6, 9]);
+        assert_eq!(a.groups.len(), 2, "a pool does not share with itself");
+        a.push(PoolId(3), &[]);
+        a.push_group(&[], &[1]);
+        assert_eq!((a.groups.len(), a.descriptor_count()), (2, 16));
     }
 
     #[test]
@@ -207,29 +311,84 @@ mod tests {
         assert_eq!(*error.kind(), ErrorKind::EmptyTransfer);
     }
 
+    #[test]
+    fn groups_of_one_shape_stay_groups() {
+        let (mut a, mut b) = (DescriptorList::new(), DescriptorList::new());
+        a.push_group(&[PoolId(1), PoolId(2)], &[7, 3]);
+        b.push_group(&[PoolId(8), PoolId(9)], &[0, 5]);
+        let groups = pair(&a, &b).unwrap();
+        assert_eq!(groups.len(), 1);
+        assert_eq!(groups[0].pools.len(), 2);
+        // Another shape on one side: pool by pool.
+        let mut c = DescriptorList::new();
+        c.push(PoolId(8), &[0, 5, 6, 1]);
+        assert_eq!(pair(&a, &c).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_run_ends_where_one_side_jumps() {
+        let pair = |local, remote| SlotPair { local, remote };
+        let slots = [pair(3, 7), pair(4, 8), pair(5, 9), pair(6, 11), pair(7, 0)];
+        assert_eq!(run_at(&slots, 0), Some((pair(3, 7), 3)));
+        assert_eq!(run_at(&slots, 2), Some((pair(5, 9), 1)));
+        assert_eq!(run_at(&slots, 4), Some((pair(7, 0), 1)));
+        assert_eq!(run_at(&slots, 5), None);
+    }
+
+    #[test]
+    fn repeats_are_found_in_short_long_and_sparse_lists() {
+        let ascending = |count: u32, step: u32| (0..count).map(move |index| index * step);
+        for (count, step) in [(1, 1), (40, 3), (5000, 1), (5000, 800_000)] {
+            assert_eq!(duplicate(ascending(count, step)), None);
+            let repeat = (count - 1) * step;
+            let list = ascending(count, step).chain([repeat]);
+            assert_eq!(duplicate(list), Some(repeat), "{count} by {step}");
+        }
+        assert_eq!(
+            duplicate([u32::MAX, 0, u32::MAX].into_iter()),
+            Some(u32::MAX)
+        );
+        assert_eq!(duplicate([].into_iter()), None);
+    }
+
     proptest! {
         #[test]
         fn pairing_keeps_every_slot_in_its_place(
-            slots in prop::collection::vec(((0u32..3, 0u32..12), (0u32..3, 0u32..12)), 1..60),
+            left in prop::collection::vec((prop::collection::vec(0u32..4, 1..4), prop::collection::vec(0u32..9, 1..6)), 1..6),
+            right in prop::collection::vec((prop::collection::vec(0u32..4, 1..4), prop::collection::vec(0u32..9, 1..6)), 1..6),
         ) {
-            let (left, right): (Vec<_>, Vec<_>) = slots.into_iter().unzip();
-            let pairs = pair(&list(&left), &list(&right)).unwrap();
-            prop_assert_eq!(expand(pairs.iter().map(|p| p.local)), left);
-            prop_assert_eq!(expand(pairs.iter().map(|p| p.remote)), right.clone());
-            let mut sorted = right.clone();
-            sorted.sort_unstable();
-            let repeats = sorted.windows(2).any(|w| w[0] == w[1]);
-            prop_assert_eq!(duplicate(pairs.iter().map(|p| p.remote)).is_some(), repeats);
+            let make = |groups: &[(Vec<u32>, Vec<u32>)]| {
+                let (mut list, mut named) = (DescriptorList::new(), Vec::new());
+                for (pools, slots) in groups {
+                    let ids: Vec<PoolId> = pools.iter().map(|pool| PoolId(*pool)).collect();
+                    list.push_group(&ids, slots);
+                    for pool in pools {
+                        named.extend(slots.iter().map(|slot| (*pool, *slot)));
+                    }
+                }
+                (list, named)
+            };
+            let ((mut a, mut left), (mut b, mut right)) = (make(&left), make(&right));
+            // The shorter one is filled up.
+            let counts = (left.len(), right.len());
+            for (list, named, other) in [(&mut a, &mut left, counts.1), (&mut b, &mut right, counts.0)] {
+                let missing: Vec<u32> = (100..).take(other.saturating_sub(named.len())).collect();
+                list.push(PoolId(50), &missing);
+                named.extend(missing.iter().map(|slot| (50, *slot)));
+            }
+            let expected: Vec<_> = left.into_iter().zip(right).collect();
+            prop_assert_eq!(expand(&pair(&a, &b).unwrap()), expected);
         }
 
         #[test]
-        fn neighbours_on_both_sides_become_one_pair(start in 0u32..1000, to in 0u32..1000, n in 1u32..500) {
-            let from: Vec<u32> = (start..start + n).collect();
-            let into: Vec<u32> = (to..to + n).collect();
-            let (mut a, mut b) = (DescriptorList::new(), DescriptorList::new());
-            a.push(PoolId(0), &from);
-            b.push(PoolId(0), &into);
-            prop_assert_eq!(pair(&a, &b).unwrap().len(), 1);
+        fn a_repeat_is_found_whatever_the_list(slots in prop::collection::vec(0u32..90, 0..80)) {
+            let mut sorted = slots.clone();
+            sorted.sort_unstable();
+            let repeats: Vec<u32> = sorted.windows(2).filter(|two| two[0] == two[1]).map(|two| two[0]).collect();
+            match duplicate(slots.into_iter()) {
+                Some(slot) => prop_assert!(repeats.contains(&slot)),
+                None => prop_assert!(repeats.is_empty()),
+            }
         }
     }
 }

@@ -382,10 +382,7 @@ mod tests {
                 id: OpId(1),
                 op,
                 bytes: local.payload_bytes(),
-                runs: Arc::new(RunPairs {
-                    local: vec![local],
-                    remote: vec![remote],
-                }),
+                runs: Arc::new(RunPairs::of([(local, remote)])),
                 arrival: None,
             };
             let is_closing = AtomicBool::new(false);

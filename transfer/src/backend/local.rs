@@ -10,12 +10,14 @@ use bytes::Bytes;
 
 use crate::{
     Arrival, arc_dyn,
-    backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce},
+    backend::{
+        Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, RemoteRun,
+    },
     barrier::waiters::Waiters,
     engine::{Engine, Op},
     error::{Cause, Error, ErrorKind},
     ids::PeerId,
-    mem::copy::copy_runs,
+    mem::copy::copy_pairs,
     sync::Arc,
     visibility::Visibility,
 };
@@ -126,10 +128,19 @@ impl Link for LocalLink {
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
         let (receiver, _copying) = self.receiver(true)?;
-        let theirs = receiver.events.resolve(receiver.peer, &op.runs.remote)?;
-        match op.op {
-            Op::Write => copy_runs(&op.runs.local, &theirs.runs),
-            Op::Read => copy_runs(&theirs.runs, &op.runs.local),
+        for group in &op.runs.groups {
+            // Slots from the first to the last one that is moved: checked there, and held while it is copied.
+            let wanted = |pool: &PoolPair| RemoteRun {
+                pool: pool.remote,
+                generation: pool.generation,
+                slot: 0,
+                slot_count: group.remote_last + 1,
+            };
+            let wanted: Vec<RemoteRun> = group.pools.iter().map(wanted).collect();
+            let theirs = receiver.events.resolve(receiver.peer, &wanted)?;
+            for (pool, there) in group.pools.iter().zip(&theirs.runs) {
+                copy_pairs(&pool.local, there, &group.slots, op.op == Op::Read);
+            }
         }
         Ok(Posted::Done(Visibility::RemoteVisible))
     }

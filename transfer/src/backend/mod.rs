@@ -31,6 +31,7 @@ mod reads;
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 #[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
 pub(crate) mod rma;
+mod runs;
 #[cfg(not(kv_loom))]
 #[allow(unsafe_code)]
 pub(crate) mod shm;
@@ -43,6 +44,11 @@ pub(crate) mod tcp;
 #[cfg(all(feature = "ucx", not(kv_loom)))]
 #[allow(unsafe_code)]
 pub(crate) mod ucx;
+
+#[cfg(not(kv_loom))]
+pub(crate) use runs::RunCursor;
+pub use runs::RunPairs;
+pub(crate) use runs::{PairGroup, PoolPair};
 
 use std::fmt;
 
@@ -129,14 +135,6 @@ pub struct RemoteRun {
     pub slot: u32,
     /// Number of slots, at least one.
     pub slot_count: u32,
-}
-
-/// The runs of a prepared transfer, paired by position; a pair has equal counts and slot sizes.
-#[derive(Debug)]
-pub struct RunPairs {
-    pub(crate) local: Vec<SlotRun>,
-    /// The peer's side.
-    pub remote: Vec<RemoteRun>,
 }
 
 /// An operation that a link executes. The engine keeps the local memory registered and mapped until it

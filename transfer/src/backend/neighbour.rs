@@ -16,7 +16,9 @@ use std::os::fd::AsFd;
 use super::channel::{self, Channel, Receiver, Reception, misplaced};
 use super::process::PeerProcess;
 use super::socket::{Bounds, FrameReader, StreamEnd};
-use super::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, RemoteRun};
+use super::{
+    Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, RemoteRun,
+};
 use crate::Arrival;
 use crate::agent::metadata::AgentMetadata;
 use crate::agent::wire::{self, Frame};
@@ -82,6 +84,25 @@ impl PeerPools {
         Self {
             spans: spans.collect(),
         }
+    }
+
+    /// Every slot of the peer's side of a pair of pools, checked to have slot `last` and their length.
+    pub(super) fn whole(&self, pools: &PoolPair, last: u32) -> Result<SlotRun, Error> {
+        let local = pools.local.section(0, 1);
+        let remote = RemoteRun {
+            pool: pools.remote,
+            generation: pools.generation,
+            slot: last,
+            slot_count: 1,
+        };
+        self.find(&local, &remote)?;
+        let pool = pools.remote;
+        let span = self
+            .spans
+            .get(&pool)
+            .ok_or(ErrorKind::UnknownPool { pool })?;
+        let all = span.run(0, span.geometry().slot_count);
+        Ok(all.ok_or(ErrorKind::UnknownPool { pool })?)
     }
 
     /// The peer's side of a run, checked against its geometry.

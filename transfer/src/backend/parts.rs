@@ -1,6 +1,6 @@
 //! Cuts an operation of a stream into the shares of single frames.
 
-use super::{RemoteRun, RunPairs};
+use super::{RemoteRun, RunCursor, RunPairs};
 use crate::agent::wire::RUN_LIMIT;
 use crate::mem::span::SlotRun;
 use crate::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) struct Part<'p> {
 /// Cuts an operation at slot borders. The two buffers are reused from part to part.
 pub(super) struct Parts {
     pairs: Arc<RunPairs>,
-    next_pair: usize,
+    cursor: RunCursor,
     open: Option<(SlotRun, RemoteRun)>,
     local: Vec<SlotRun>,
     remote: Vec<RemoteRun>,
@@ -27,23 +27,19 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn new(pairs: Arc<RunPairs>) -> Self {
-        let run_count = pairs.remote.len().min(RUN_LIMIT);
         let mut parts = Self {
             pairs,
-            next_pair: 0,
+            cursor: RunCursor::default(),
             open: None,
-            local: Vec::with_capacity(run_count),
-            remote: Vec::with_capacity(run_count),
+            local: Vec::new(),
+            remote: Vec::new(),
         };
         parts.open = parts.next_pair();
         parts
     }
 
     fn next_pair(&mut self) -> Option<(SlotRun, RemoteRun)> {
-        let index = self.next_pair;
-        self.next_pair += 1;
-        let pairs = &self.pairs;
-        Some((*pairs.local.get(index)?, *pairs.remote.get(index)?))
+        self.pairs.next(&mut self.cursor)
     }
 
     /// The next part; `None` behind the last one.
@@ -122,7 +118,7 @@ mod tests {
 
     fn cut(shapes: &[(u64, u32)]) -> Vec<Shape> {
         let (local, remote) = runs(shapes);
-        let mut parts = Parts::new(Arc::new(RunPairs { local, remote }));
+        let mut parts = Parts::new(Arc::new(RunPairs::of(local.into_iter().zip(remote))));
         let mut seen = Vec::new();
         while let Some(part) = parts.next() {
             assert_eq!(part.local.len(), part.remote.len());

@@ -18,7 +18,7 @@ use crate::engine::Op;
 use crate::error::Error;
 use crate::ids::RegionId;
 use crate::mem::PeerMapping;
-use crate::mem::copy::copy_run;
+use crate::mem::copy::{SLOTS_AT_ONCE, copy_slots};
 
 /// A peer whose pools are mapped here.
 pub(crate) struct Mapped {
@@ -44,18 +44,20 @@ impl Reach for Mapped {
     const KIND: BackendKind = BackendKind::Shm;
 
     fn copy(&self, op: &PostedOp, copying: &Copying<'_>) -> Result<(), Error> {
-        for (local, remote) in op.runs.local.iter().zip(&op.runs.remote) {
-            copying.go_on()?;
-            let remote = self.pools.find(local, remote)?;
-            let (from, to) = match op.op {
-                Op::Write => (local, &remote),
-                Op::Read => (&remote, local),
-            };
-            // SAFETY: I-16: `find` checked count and length against both pools; I-21: the engine
-            // keeps our memory mapped while the operation is posted, `_memories` the peer's, and
-            // they are different mappings; I-7, I-9: the engine posts only what was committed or
-            // announced, to slots that are in flight.
-            unsafe { copy_run(from, to) };
+        let is_read = op.op == Op::Read;
+        for group in &op.runs.groups {
+            for pool in &group.pools {
+                let remote = self.pools.whole(pool, group.remote_last)?;
+                for slots in group.slots.chunks(SLOTS_AT_ONCE) {
+                    copying.go_on()?;
+                    // SAFETY: I-16: the local slots were checked when the transfer was prepared, `whole`
+                    // has checked the remote ones and the length; I-21: the engine keeps our memory
+                    // mapped while the operation is posted, `_memories` the peer's, and they are
+                    // different mappings; I-7, I-9: the engine posts only what was committed or
+                    // announced, to slots that are in flight.
+                    unsafe { copy_slots(&pool.local, &remote, slots, is_read) };
+                }
+            }
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! [`PreparedTransfer`]: a transfer that was checked once and may be posted many times (I-16).
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::BTreeSet;
 
 use crate::{
-    backend::{RemoteRun, RunPairs},
-    desc::{self, DescriptorList, RangePair},
+    backend::{PairGroup, PoolPair, RunPairs},
+    desc::{self, DescriptorList, PairedGroup, SlotPair},
     engine::{Engine, peer::Peer},
     error::{Error, ErrorKind},
     ids::{PeerId, PoolId, RegionId},
@@ -49,7 +49,7 @@ impl PreparedTransfer {
 
     /// Stretches of neighbouring slots on both sides that were joined to this many runs.
     pub fn run_count(&self) -> usize {
-        self.runs.remote.len()
+        self.runs.iter().count()
     }
 
     pub(crate) fn check(
@@ -72,88 +72,187 @@ impl PreparedTransfer {
             let count = local.descriptor_count();
             return Err(ErrorKind::TooManyDescriptors { count, limit }.into());
         }
-        let pairs = desc::pair(local, remote)?;
-        let resolved = resolve_pairs(engine, peer, op, &pairs)?;
-        let destination = |pair: &RangePair| match op {
-            Op::Write => pair.remote,
-            Op::Read => pair.local,
-        };
-        if let Some((pool, slot)) = desc::duplicate(pairs.iter().map(destination)) {
+        let groups = desc::pair(local, remote)?;
+        let mut resolving = Resolving::new(engine, peer);
+        for group in groups {
+            resolving.add(group)?;
+        }
+        let Resolving {
+            runs,
+            local_pools,
+            local_regions,
+            remote_regions,
+            bytes,
+            ..
+        } = resolving;
+        if let Some((pool, slot)) = repeated(op, &runs, &local_pools) {
             return Err(ErrorKind::DuplicateDestination { pool, slot }.into());
         }
         Ok(Self {
+            op,
+            peer: peer.id,
+            runs: Arc::new(runs),
+            local_regions,
+            remote_regions,
+            bytes,
             descriptor_count: local.descriptor_count(),
-            ..resolved
         })
     }
 }
 
-/// Checks both sides of every pair and turns slots into addresses.
-fn resolve_pairs(
-    engine: &Engine,
-    peer: &Peer,
-    op: Op,
-    pairs: &[RangePair],
-) -> Result<PreparedTransfer, Error> {
-    let mut locals: BTreeMap<PoolId, Arc<RegionCore>> = BTreeMap::new();
-    let mut remote_regions = Vec::new();
-    let mut runs = RunPairs {
-        local: Vec::with_capacity(pairs.len()),
-        remote: Vec::with_capacity(pairs.len()),
-    };
-    let mut bytes = 0u64;
-    for RangePair { local, remote } in pairs {
-        let region = match locals.entry(local.pool) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(engine.regions.find(local.pool)?),
-        };
-        let run = region.run(local.pool, local.slot, local.slot_count)?;
-        let target = peer.pool(remote.pool)?;
-        let slot_count = target.geometry.slot_count;
-        if remote
-            .slot
-            .checked_add(remote.slot_count)
-            .is_none_or(|end| end > slot_count)
-        {
-            let slot = remote.slot.saturating_add(remote.slot_count - 1);
-            return Err(ErrorKind::SlotOutOfRange {
-                pool: remote.pool,
+/// Checks both sides of every group and turns pools into addresses.
+struct Resolving<'a> {
+    engine: &'a Engine,
+    peer: &'a Peer,
+    /// Of the last local pool: the next one is of the same region as a rule.
+    region: Option<Arc<RegionCore>>,
+    runs: RunPairs,
+    /// Per group, the names of its local pools.
+    local_pools: Vec<Vec<PoolId>>,
+    local_regions: Vec<RegionId>,
+    remote_regions: Vec<RegionId>,
+    bytes: u64,
+}
+
+impl<'a> Resolving<'a> {
+    fn new(engine: &'a Engine, peer: &'a Peer) -> Self {
+        Self {
+            engine,
+            peer,
+            region: None,
+            runs: RunPairs::default(),
+            local_pools: Vec::new(),
+            local_regions: Vec::new(),
+            remote_regions: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn add(&mut self, group: PairedGroup) -> Result<(), Error> {
+        let PairedGroup { pools, slots } = group;
+        // A list is not empty.
+        let (mut local_last, mut remote_last) = (0, 0);
+        for pair in &slots {
+            local_last = local_last.max(pair.local);
+            remote_last = remote_last.max(pair.remote);
+        }
+        let mut pairs = Vec::with_capacity(pools.len());
+        for &(here, there) in &pools {
+            let pair = self.pools(here, there, (local_last, remote_last))?;
+            self.bytes += pair.local.slot_bytes as u64 * slots.len() as u64;
+            pairs.push(pair);
+        }
+        self.local_pools
+            .push(pools.iter().map(|(here, _)| *here).collect());
+        self.runs.groups.push(PairGroup {
+            pools: pairs,
+            slots,
+            remote_last,
+        });
+        Ok(())
+    }
+
+    /// A pool here and one there, whose slots up to the given ones are moved.
+    fn pools(
+        &mut self,
+        here: PoolId,
+        there: PoolId,
+        (local_last, remote_last): (u32, u32),
+    ) -> Result<PoolPair, Error> {
+        let outside = |pool, slot, slot_count| {
+            Err(ErrorKind::SlotOutOfRange {
+                pool,
                 slot,
                 slot_count,
             }
-            .into());
+            .into())
+        };
+        let span = *self
+            .region_of(here)?
+            .span(here)
+            .ok_or(ErrorKind::UnknownPool { pool: here })?;
+        let slot_count = span.geometry().slot_count;
+        let local = match span.run(0, slot_count) {
+            Some(all) if local_last < slot_count => all,
+            _ => return outside(here, local_last, slot_count),
+        };
+        let target = self.peer.pool(there)?;
+        if remote_last >= target.geometry.slot_count {
+            return outside(there, remote_last, target.geometry.slot_count);
         }
-        if run.slot_bytes as u64 != target.geometry.slot_bytes {
+        if local.slot_bytes as u64 != target.geometry.slot_bytes {
             return Err(ErrorKind::SlotBytesMismatch {
-                local: local.pool,
-                local_bytes: run.slot_bytes as u64,
-                remote: remote.pool,
+                local: here,
+                local_bytes: local.slot_bytes as u64,
+                remote: there,
                 remote_bytes: target.geometry.slot_bytes,
             }
             .into());
         }
-        bytes += run.payload_bytes();
-        runs.local.push(run);
-        runs.remote.push(RemoteRun {
-            pool: remote.pool,
+        if !self.remote_regions.contains(&target.region) {
+            self.remote_regions.push(target.region);
+        }
+        Ok(PoolPair {
+            local,
+            remote: there,
             generation: target.generation,
-            slot: remote.slot,
-            slot_count: remote.slot_count,
-        });
-        remote_regions.push(target.region);
+        })
     }
-    remote_regions.sort_unstable();
-    remote_regions.dedup();
-    let mut local_regions: Vec<_> = locals.values().map(|region| region.id).collect();
-    local_regions.sort_unstable();
-    local_regions.dedup();
-    Ok(PreparedTransfer {
-        op,
-        peer: peer.id,
-        runs: Arc::new(runs),
-        local_regions,
-        remote_regions,
-        bytes,
-        descriptor_count: 0,
-    })
+
+    fn region_of(&mut self, pool: PoolId) -> Result<&RegionCore, Error> {
+        let known = self
+            .region
+            .take()
+            .filter(|region| region.span(pool).is_some());
+        let region = match known {
+            Some(region) => region,
+            None => {
+                let region = self.engine.regions.find(pool)?;
+                if !self.local_regions.contains(&region.id) {
+                    self.local_regions.push(region.id);
+                }
+                region
+            }
+        };
+        Ok(self.region.insert(region))
+    }
+}
+
+/// A destination that stands in the transfer twice.
+fn repeated(op: Op, runs: &RunPairs, local_pools: &[Vec<PoolId>]) -> Option<(PoolId, u32)> {
+    let slot = |pair: &SlotPair| match op {
+        Op::Write => pair.remote,
+        Op::Read => pair.local,
+    };
+    let pools = |(group, here): (&PairGroup, &Vec<PoolId>)| -> Vec<PoolId> {
+        match op {
+            Op::Write => group.pools.iter().map(|pool| pool.remote).collect(),
+            Op::Read => here.clone(),
+        }
+    };
+    let pools: Vec<Vec<PoolId>> = runs.groups.iter().zip(local_pools).map(pools).collect();
+    let mut all: Vec<PoolId> = pools.iter().flatten().copied().collect();
+    all.sort_unstable();
+    let again: BTreeSet<PoolId> = all
+        .windows(2)
+        .filter(|two| two[0] == two[1])
+        .map(|two| two[0])
+        .collect();
+    for (group, pools) in runs.groups.iter().zip(&pools) {
+        // The list of a group is looked at once, however many pools share it.
+        if let Some(slot) = desc::duplicate(group.slots.iter().map(slot)) {
+            return Some((*pools.first()?, slot));
+        }
+    }
+    for pool in again {
+        let with_pool = runs.groups.iter().zip(&pools).flat_map(|(group, pools)| {
+            let times = pools.iter().filter(|other| **other == pool).count();
+            (0..times).flat_map(|_| group.slots.iter().map(slot))
+        });
+        let slots: Vec<u32> = with_pool.collect();
+        if let Some(slot) = desc::duplicate(slots.into_iter()) {
+            return Some((pool, slot));
+        }
+    }
+    None
 }

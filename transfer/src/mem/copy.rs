@@ -1,6 +1,7 @@
 //! The plain copy of the mapped backends.
 
 use super::span::SlotRun;
+use crate::desc::{SlotPair, run_at};
 
 /// Copies `src` to `dst`: equal counts and slot lengths were checked when the operation was prepared.
 ///
@@ -8,7 +9,8 @@ use super::span::SlotRun;
 /// Both runs are mapped and stay so (I-21), hold the same number of slots of the same length, and do
 /// not overlap. The source is not written meanwhile (I-7); the destination has no reader that was
 /// told it may read (I-2) and no other owner (I-9).
-pub(crate) unsafe fn copy_run(src: &SlotRun, dst: &SlotRun) {
+#[cfg(any(feature = "sim", all(test, not(kv_loom))))]
+unsafe fn copy_run(src: &SlotRun, dst: &SlotRun) {
     debug_assert!(src.slot_bytes == dst.slot_bytes && src.slot_count == dst.slot_count);
     if src.is_contiguous() && dst.is_contiguous() {
         let bytes = src.slot_bytes * src.slot_count;
@@ -24,23 +26,75 @@ pub(crate) unsafe fn copy_run(src: &SlotRun, dst: &SlotRun) {
     }
 }
 
-/// Copies every run of `src` to its partner in `dst`.
+/// Slots that are copied between two looks at what may stop a copy.
+pub(crate) const SLOTS_AT_ONCE: usize = 512;
+
+/// Copies slots from one pool to another; neighbours on both sides as one stretch. `is_read` says that the
+/// remote slots are the source.
 ///
-/// Safe to call with runs that the engine made: they lie in registered pools whose regions the caller
-/// holds, and pairs were checked to match when the transfer was prepared and resolved.
-pub(crate) fn copy_runs(src: &[SlotRun], dst: &[SlotRun]) {
-    for (from, to) in src.iter().zip(dst) {
-        let fits = from.slot_bytes == to.slot_bytes && from.slot_count == to.slot_count;
-        // The sender's view of the receiver's geometry is fixed by the handshake; never copy past a slot.
-        assert!(fits, "I-16: paired runs have the same shape");
-        // SAFETY: I-16: both runs are checked and of one shape; I-21: the operation holds the source
-        // regions, `Resolved` the target ones; I-7: the post carried a source witness; I-2, I-9: the
-        // target has neither readers nor another owner before the arrival is redeemed.
-        unsafe { copy_run(from, to) };
+/// # Safety
+/// `local` and `remote` begin at slot 0 of their pools and do not overlap, their slots have one length, and
+/// every slot of `slots` lies in both (I-16). They are mapped and stay so (I-21). The source is not written
+/// meanwhile (I-7); the destination has no reader that was told it may read (I-2) and no other owner (I-9).
+pub(crate) unsafe fn copy_slots(
+    local: &SlotRun,
+    remote: &SlotRun,
+    slots: &[SlotPair],
+    is_read: bool,
+) {
+    debug_assert!(local.slot_bytes == remote.slot_bytes);
+    let bytes = local.slot_bytes;
+    let is_dense = local.stride_bytes == bytes && remote.stride_bytes == bytes;
+    let mut index = 0;
+    while let Some((first, joined)) = run_at(slots, index) {
+        index += joined as usize;
+        let (times, len) = match is_dense {
+            true => (1, bytes * joined as usize),
+            false => (joined as usize, bytes),
+        };
+        for number in 0..times {
+            let at = |pool: &SlotRun, slot: u32| {
+                pool.base
+                    .wrapping_add((slot as usize + number) * pool.stride_bytes)
+            };
+            let (here, there) = (at(local, first.local), at(remote, first.remote));
+            let (from, to) = match is_read {
+                true => (there, here),
+                false => (here, there),
+            };
+            // SAFETY: I-16: the caller has checked every slot; I-21, I-9: the caller's contract.
+            unsafe { to.copy_from_nonoverlapping(from, len) };
+        }
     }
 }
 
-/// The bytes of a run, for a simulated write that outlives its process. Safe as [`copy_runs`] is.
+/// [`copy_slots`] between two pools of this process.
+///
+/// Safe to call with what the engine made: pools whose regions the caller holds, and slots that were checked
+/// when the transfer was prepared and when it was resolved.
+#[cfg(not(kv_loom))]
+pub(crate) fn copy_pairs(local: &SlotRun, remote: &SlotRun, slots: &[SlotPair], is_read: bool) {
+    // What the peer has registered was told in the handshake; never copy past a slot.
+    let last = slots.iter().map(|pair| pair.remote as usize).max();
+    let fits = local.slot_bytes == remote.slot_bytes && last < Some(remote.slot_count);
+    assert!(fits, "I-16: paired pools have the same shape");
+    // SAFETY: I-16: both sides are checked and of one shape; I-21: the operation holds the regions of this
+    // side, `Resolved` those of the other; I-7: the post carried a source witness; I-2, I-9: the target
+    // has neither readers nor another owner before the arrival is redeemed.
+    unsafe { copy_slots(local, remote, slots, is_read) };
+}
+
+/// [`copy_run`] between two runs that the engine made: checked when the transfer was prepared and when it was
+/// resolved, in regions that the caller holds.
+#[cfg(any(feature = "sim", all(test, not(kv_loom))))]
+pub(crate) fn copy_pair(from: &SlotRun, to: &SlotRun) {
+    let fits = from.slot_bytes == to.slot_bytes && from.slot_count == to.slot_count;
+    assert!(fits, "I-16: paired runs have the same shape");
+    // SAFETY: I-16: both runs are checked and of one shape; I-21, I-7, I-2, I-9: as in `copy_pairs`.
+    unsafe { copy_run(from, to) };
+}
+
+/// The bytes of a run, for a simulated write that outlives its process. Safe as [`copy_pair`] is.
 #[cfg(feature = "sim")]
 pub(crate) fn snapshot(run: &SlotRun) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -53,7 +107,7 @@ pub(crate) fn snapshot(run: &SlotRun) -> Vec<u8> {
     bytes
 }
 
-/// Writes the bytes of [`snapshot`] to a run of the same shape. Safe as [`copy_runs`] is.
+/// Writes the bytes of [`snapshot`] to a run of the same shape. Safe as [`copy_pair`] is.
 #[cfg(feature = "sim")]
 pub(crate) fn restore(bytes: &[u8], run: &SlotRun) {
     let mut rest = bytes;

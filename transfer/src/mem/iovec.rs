@@ -325,10 +325,7 @@ mod tests {
         PostedOp {
             id: OpId(1),
             op: crate::Op::Write,
-            runs: Arc::new(RunPairs {
-                local: vec![run],
-                remote: Vec::new(),
-            }),
+            runs: Arc::new(RunPairs::default()),
             bytes: run.payload_bytes(),
             arrival: None,
         }
@@ -351,11 +348,11 @@ mod tests {
                 .unwrap();
         }
         let (here, there) = UnixStream::pair().unwrap();
-        let source = op(pool(&from, 128, slot_count));
+        let run = pool(&from, 128, slot_count);
+        let source = op(run);
         let target = resolved(pool(&to, 100, slot_count));
         let (mut from_list, mut to_list) = (RawVectors::new(), RawVectors::new());
-        let mut sending =
-            from_list.gather(&source, |head| head.extend(b"head"), &source.runs.local);
+        let mut sending = from_list.gather(&source, |head| head.extend(b"head"), &[run]);
         let mut receiving = to_list.scatter(&target, &target.runs);
         assert_eq!(receiving.list.vectors.len(), 1);
         let mut ahead = [0u8; 154];
@@ -387,9 +384,10 @@ mod tests {
         let memory = Memory::host(4096).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
         drop(there);
-        let source = op(pool(&memory, 100, 2));
+        let run = pool(&memory, 100, 2);
+        let source = op(run);
         let mut list = RawVectors::new();
-        let mut sending = list.gather(&source, |_| {}, &source.runs.local);
+        let mut sending = list.gather(&source, |_| {}, &[run]);
         assert_eq!(sending.send(&here), Err(Errno::PIPE));
         assert_eq!(sending.left_bytes(), 200);
     }

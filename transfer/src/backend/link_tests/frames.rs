@@ -27,7 +27,8 @@ fn a_payload_of_another_length_than_its_slots_is_refused() {
     };
     let span = PoolSpan::new(pair.a.memory.base_ptr(), pair.a.memory.len_bytes(), half);
     let mut short = op(&pair.a, 1, (0, 1), 0);
-    Arc::get_mut(&mut short.runs).unwrap().local[0] = span.unwrap().run(0, 1).unwrap();
+    let pools = &mut Arc::get_mut(&mut short.runs).unwrap().groups[0].pools;
+    pools[0].local = span.unwrap().run(0, 1).unwrap();
     let reason = refusal(&pair, &short);
     assert!(reason.contains("bytes of payload"), "{reason}");
     assert_eq!(pair.b.byte(0), 0);
@@ -40,12 +41,9 @@ fn no_part_of_a_refused_operation_is_applied() {
     let pair = pair(&addresses("parts")[1], Host::new("a"), Host::new("b"));
     pair.a.fill(0, 7);
     let mut long = op(&pair.a, 1, (0, 1), 9);
-    let (local, remote) = (long.runs.local[0], long.runs.remote[0]);
-    let mut runs = RunPairs {
-        local: vec![local; RUN_COUNT as usize],
-        remote: vec![remote; RUN_COUNT as usize],
-    };
-    runs.remote[0].generation += 1;
+    let pair_of_runs = long.runs.iter().next().unwrap();
+    let mut runs = RunPairs::of(vec![pair_of_runs; RUN_COUNT as usize]);
+    runs.groups[0].pools[0].generation += 1;
     long.bytes *= u64::from(RUN_COUNT);
     assert!(long.bytes > 4 << 20, "more than one part");
     long.runs = Arc::new(runs);

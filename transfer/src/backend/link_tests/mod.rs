@@ -104,7 +104,7 @@ impl Host {
                 ..geometry()
             },
         );
-        crate::mem::copy::copy_runs(&[source.unwrap().run(0, 1).unwrap()], &[self.stretch(slot)]);
+        crate::mem::copy::copy_pair(&source.unwrap().run(0, 1).unwrap(), &self.stretch(slot));
     }
 
     /// First and last byte of a slot, which must be equal.
@@ -118,7 +118,7 @@ impl Host {
                 ..geometry()
             },
         );
-        crate::mem::copy::copy_runs(&[self.stretch(slot)], &[target.unwrap().run(0, 1).unwrap()]);
+        crate::mem::copy::copy_pair(&self.stretch(slot), &target.unwrap().run(0, 1).unwrap());
         let mut bytes = vec![0; SLOT_BYTES as usize];
         copy.read_at(0, &mut bytes).unwrap();
         assert!(
@@ -330,10 +330,7 @@ fn op(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
         id: OpId(id),
         op: Op::Write,
         bytes: local.payload_bytes(),
-        runs: Arc::new(RunPairs {
-            local: vec![local],
-            remote: vec![remote],
-        }),
+        runs: Arc::new(RunPairs::of([(local, remote)])),
         arrival: Some(Arrival {
             epoch: Epoch(id),
             tickets: vec![(StageId(0), ChunkId(last))],

@@ -82,7 +82,7 @@ fn slots_outside_the_peer_are_refused_before_anything_is_stored() {
         "{error}"
     );
     wrong = op(&pair.a, 2, (0, 1), 0);
-    Arc::get_mut(&mut wrong.runs).unwrap().remote[0].pool = PoolId(99);
+    Arc::get_mut(&mut wrong.runs).unwrap().groups[0].pools[0].remote = PoolId(99);
     let error = pair.a_link.post(&wrong).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::UnknownPool { pool: PoolId(99) });
     pair.a_link.send(b"still here").unwrap();

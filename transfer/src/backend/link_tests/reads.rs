@@ -66,17 +66,14 @@ fn a_long_read_is_asked_for_a_window_at_a_time() {
     let pair = pair(&addresses("window")[1], Host::new("a"), Host::new("b"));
     (0..SLOT_COUNT).for_each(|slot| pair.b.fill(slot, slot as u8 + 1));
     let mut long = read(&pair.a, 1, (0, 1), 0);
+    let first = long.runs.iter().next().unwrap().1;
     let runs = (0..RUN_COUNT).map(|index| {
         let slot = index % SLOT_COUNT;
         let local = pair.a.span().run(SLOT_COUNT - 1 - slot, 1).unwrap();
-        let remote = RemoteRun {
-            slot,
-            ..long.runs.remote[0]
-        };
+        let remote = RemoteRun { slot, ..first };
         (local, remote)
     });
-    let (local, remote) = runs.unzip();
-    long.runs = Arc::new(RunPairs { local, remote });
+    long.runs = Arc::new(RunPairs::of(runs));
     let posted = pair.a_link.post(&long).unwrap();
     assert_eq!(posted, Posted::Pending);
     let part_count = (u64::from(RUN_COUNT) * SLOT_BYTES).div_ceil(4 << 20);
@@ -114,12 +111,9 @@ fn a_refused_read_ends_when_every_part_is_answered() {
     let pair = pair(&addresses("parts")[1], Host::new("a"), Host::new("b"));
     pair.b.fill(9, 7);
     let mut long = read(&pair.a, 1, (9, 1), 3);
-    let (local, remote) = (long.runs.local[0], long.runs.remote[0]);
-    let mut runs = RunPairs {
-        local: vec![local; RUN_COUNT as usize],
-        remote: vec![remote; RUN_COUNT as usize],
-    };
-    runs.remote[0].generation += 1;
+    let pair_of_runs = long.runs.iter().next().unwrap();
+    let mut runs = RunPairs::of(vec![pair_of_runs; RUN_COUNT as usize]);
+    runs.groups[0].pools[0].generation += 1;
     long.runs = Arc::new(runs);
     let posted = pair.a_link.post(&long).unwrap();
     serve(&pair);
@@ -154,8 +148,9 @@ fn slots_that_the_peer_does_not_have_are_refused_by_name() {
         );
         pair.b.fill(0, 7);
         let mut wrong = read(&pair.a, id, (0, 1), 0);
-        let RunPairs { local, remote } = Arc::get_mut(&mut wrong.runs).unwrap();
-        edit(&mut local[0], &mut remote[0]);
+        let (mut local, mut remote) = wrong.runs.iter().next().unwrap();
+        edit(&mut local, &mut remote);
+        wrong.runs = Arc::new(RunPairs::of([(local, remote)]));
         let posted = pair.a_link.post(&wrong).unwrap();
         serve(&pair);
         match await_done(&pair.a, posted, id).unwrap_err() {

@@ -69,7 +69,7 @@ impl RmaLink {
     /// Registers what the operation uses here and the handshake did not know.
     fn register_late(&self, op: &PostedOp) -> Result<(), Error> {
         let mover = self.shared.mover.shared();
-        while let Some(run) = mover.unknown(&op.runs.local) {
+        while let Some(run) = mover.unknown(op.runs.local_pools()) {
             let events = self.events.lock().clone().ok_or(ErrorKind::Closed)?;
             // The operation holds it, so it stays.
             let region = events.region_at(run.base).ok_or(ErrorKind::Closed)?;

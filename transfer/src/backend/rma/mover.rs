@@ -318,11 +318,11 @@ impl Shared {
         Ok(key)
     }
 
-    /// The first of these stretches that is not registered.
-    pub(crate) fn unknown(&self, runs: &[SlotRun]) -> Option<SlotRun> {
+    /// The first of these pools that is not registered.
+    pub(crate) fn unknown<'a>(&self, pools: impl Iterator<Item = &'a SlotRun>) -> Option<SlotRun> {
         let known = self.known.lock();
         let mut home: Option<&Known> = None;
-        for run in runs {
+        for run in pools {
             let bytes = (run.slot_count - 1) * run.stride_bytes + run.slot_bytes;
             let holds = |one: &&Known| one.holds(run.base as usize, bytes);
             home = home.filter(holds).or_else(|| known.iter().find(holds));

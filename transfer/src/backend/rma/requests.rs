@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::card::Card;
 use crate::agent::metadata::AgentMetadata;
-use crate::backend::{RemoteRun, RunPairs};
+use crate::backend::{RemoteRun, RunCursor, RunPairs};
 use crate::error::{Error, ErrorKind};
 use crate::ids::PoolId;
 use crate::mem::PoolGeometry;
@@ -80,10 +80,8 @@ impl Targets {
     /// # Errors
     /// The pair that does not fit.
     pub(crate) fn check(&self, runs: &RunPairs) -> Result<(), Error> {
-        for (local, remote) in runs.local.iter().zip(&runs.remote) {
-            self.find(local, remote)?;
-        }
-        Ok(())
+        runs.iter()
+            .try_for_each(|(local, remote)| self.find(&local, &remote).map(drop))
     }
 
     fn find(&self, local: &SlotRun, remote: &RemoteRun) -> Result<(&Target, u64), Error> {
@@ -128,7 +126,7 @@ pub(crate) struct Cursor {
     is_read: bool,
     largest_bytes: usize,
     /// The pair that is next.
-    pair: usize,
+    pair: RunCursor,
     /// What is left of the pair before it.
     current: Option<Stretches>,
     /// Given back by [`Cursor::put_back`].
@@ -155,7 +153,7 @@ impl Cursor {
         Self {
             is_read,
             largest_bytes: largest_bytes.max(1),
-            pair: 0,
+            pair: RunCursor::default(),
             current: None,
             spare: None,
             is_at_end: false,
@@ -177,14 +175,12 @@ impl Cursor {
             return Ok(Some(request));
         }
         while self.current.is_none() {
-            let pair = (runs.local.get(self.pair), runs.remote.get(self.pair));
-            let (Some(local), Some(remote)) = pair else {
+            let Some((local, remote)) = runs.next(&mut self.pair) else {
                 self.is_at_end = true;
                 return Ok(None);
             };
-            let (target, base) = targets.find(local, remote)?;
-            self.current = Some(Stretches::new(local, target, base));
-            self.pair += 1;
+            let (target, base) = targets.find(&local, &remote)?;
+            self.current = Some(Stretches::new(&local, target, base));
         }
         Ok(self.cut())
     }
@@ -312,10 +308,10 @@ mod tests {
         let mut memory = vec![0u8; 4096];
         let base = memory.as_mut_ptr();
         let span = PoolSpan::new(base, 4096, geometry(local_stride)).unwrap();
-        let runs = RunPairs {
-            local: vec![span.run(0, 1).unwrap(), span.run(2, 2).unwrap()],
-            remote: vec![remote(5, 3, 1), remote(5, 0, 2)],
-        };
+        let runs = RunPairs::of([
+            (span.run(0, 1).unwrap(), remote(5, 3, 1)),
+            (span.run(2, 2).unwrap(), remote(5, 0, 2)),
+        ]);
         let targets = Targets::new(&metadata(remote_stride), &card(1 << 20)).unwrap();
         targets.check(&runs).unwrap();
         let mut cursor = Cursor::new(false, largest_bytes);
@@ -357,10 +353,7 @@ mod tests {
         let span = PoolSpan::new(memory.as_mut_ptr(), 4096, geometry(16)).unwrap();
         let targets = Targets::new(&metadata(16), &card(0)).unwrap();
         let check = |remote: RemoteRun| {
-            let runs = RunPairs {
-                local: vec![span.run(0, 1).unwrap()],
-                remote: vec![remote],
-            };
+            let runs = RunPairs::of([(span.run(0, 1).unwrap(), remote)]);
             targets.check(&runs).unwrap_err().kind().clone()
         };
         assert_eq!(

@@ -20,12 +20,12 @@ pub use options::{Death, SimCounts, SimFaults};
 
 use crate::{
     Agent, AgentBuilder, Arrival, arc_dyn,
-    backend::{Link, LinkEvents, PostedOp, Quiesce, Resolved, RunPairs},
+    backend::{Link, LinkEvents, PostedOp, Quiesce, Resolved},
     engine::{Engine, Op},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
     mem::{
-        copy::{copy_runs, restore, snapshot},
+        copy::{copy_pair, restore, snapshot},
         span::SlotRun,
     },
     sync::{Arc, Mutex},
@@ -69,15 +69,15 @@ struct End {
 #[derive(Clone)]
 struct RunCopy {
     op: Op,
-    runs: Arc<RunPairs>,
-    index: usize,
-    /// The runs of the peer.
-    theirs: Arc<Resolved>,
+    ours: SlotRun,
+    theirs: SlotRun,
+    /// The regions of the peer.
+    _held: Arc<Resolved>,
 }
 
 impl RunCopy {
     fn both_ends(&self) -> (&SlotRun, &SlotRun) {
-        let (ours, theirs) = (&self.runs.local[self.index], &self.theirs.runs[self.index]);
+        let (ours, theirs) = (&self.ours, &self.theirs);
         match self.op {
             Op::Write => (ours, theirs),
             Op::Read => (theirs, ours),
@@ -237,7 +237,7 @@ impl Net {
         match what {
             What::Copy(copy) => {
                 let (from, to) = copy.both_ends();
-                copy_runs(std::slice::from_ref(from), std::slice::from_ref(to));
+                copy_pair(from, to);
             }
             What::Late { bytes, copy } => {
                 self.state.lock().counts.late_writes += 1;
@@ -314,21 +314,22 @@ impl State {
             false => self.ends[end].in_order_ns.max(self.now_ns),
         };
         let fails = self.happens(faults.fail_per_mille);
-        let run_count = op.runs.remote.len();
+        let run_count = theirs.runs.len();
         let written_count = if fails {
             self.random(run_count as u64) as usize
         } else {
             run_count
         };
         let mut landed = start;
-        for index in 0..written_count {
+        let pairs = op.runs.iter().zip(theirs.runs.iter().copied());
+        for ((ours, _), run) in pairs.take(written_count) {
             let at = start + self.delay(faults);
             landed = landed.max(at);
             let copy = RunCopy {
                 op: op.op,
-                runs: op.runs.clone(),
-                index,
-                theirs: theirs.clone(),
+                ours,
+                theirs: run,
+                _held: theirs.clone(),
             };
             self.schedule(at, end, What::Copy(copy));
         }
