@@ -40,7 +40,7 @@ struct Pair {
     from_sender: PeerId,
     target: Arc<Memory>,
     transfer: PreparedTransfer,
-    _regions: [MemoryRegion; 2],
+    regions: [MemoryRegion; 2],
 }
 
 fn pair(slot_bytes: u64) -> Pair {
@@ -72,8 +72,37 @@ fn pair(slot_bytes: u64) -> Pair {
         from_sender,
         target,
         transfer,
-        _regions: [ours, theirs],
+        regions: [ours, theirs],
     }
+}
+
+/// Pools of two agents have equal numbers; what one has told is no way to the other.
+#[test]
+fn what_another_agent_has_told_is_refused() {
+    let pair = pair(4096);
+    let other = Agent::builder("receiver").build().unwrap();
+    let region = other.register(memory(4096), &[pool(4096)]).unwrap();
+    let (to_other, _) = Agent::connect_local(&pair.sender, &other).unwrap();
+    let told = pair.sender.peer(to_other).unwrap();
+    assert_eq!(region.pools(), pair.regions[1].pools());
+    let to_receiver = pair.transfer.peer();
+    let (mut local, mut remote) = (
+        DescriptorList::new(),
+        DescriptorList::remote(told.incarnation),
+    );
+    local.push(pair.regions[0].pools()[0], &[0]);
+    remote.push(told.pools[0].pool, &[0]);
+    let refused = pair.sender.prepare(Op::Write, &local, &remote, to_receiver);
+    let mismatch = ErrorKind::IncarnationMismatch {
+        expected: other.incarnation(),
+        found: pair.receiver.incarnation(),
+    };
+    assert_eq!(*refused.unwrap_err().kind(), mismatch);
+    assert!(
+        pair.sender
+            .prepare(Op::Write, &local, &remote, to_other)
+            .is_ok()
+    );
 }
 
 /// Two flights with one number could not be told apart by an arrival.

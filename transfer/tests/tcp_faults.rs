@@ -367,3 +367,34 @@ fn a_byte_at_a_time_changes_nothing() {
     assert_eq!(message, [7; 300].as_slice());
     pair.nothing_lands_behind_the_proof();
 }
+
+/// Posting is bounded by what the caller has to do, whatever the connection does.
+#[test]
+fn posts_return_while_nothing_can_be_sent() {
+    let pair = pair();
+    pair.proxy.arm(Way::ToListener, 0, Fault::Stop);
+    let slots: Vec<u32> = (0..SLOT_COUNT).collect();
+    let transfer = pair.writer.prepare(pair.to_receiver, &slots, &slots);
+    let transfer = transfer.unwrap();
+    let post = || {
+        let source = SourceReady::host_written();
+        let posted = pair
+            .writer
+            .agent
+            .post(&transfer, source, PostOptions::default());
+        posted.unwrap()
+    };
+    let handles: Vec<_> = (0..500).map(|_| post()).collect();
+    pair.proxy.await_fault(Way::ToListener);
+    assert_eq!(pair.proxy.passed_bytes(Way::ToListener), 0);
+    for handle in &handles {
+        assert!(matches!(handle.status(), Status::InFlight));
+    }
+    pair.proxy.release(Way::ToListener);
+    handles
+        .iter()
+        .for_each(|handle| done(&Proxied::new(), handle));
+    pair.proxy.cut();
+    pair.await_end();
+    pair.nothing_lands_behind_the_proof();
+}

@@ -40,6 +40,15 @@ pub(crate) fn failed_names(output: &str) -> Vec<&str> {
         .collect()
 }
 
+/// The lines `contract BACKEND: N cases`; the harness may have begun a line of its own before one.
+pub(crate) fn contracts(output: &str) -> Vec<&str> {
+    output
+        .lines()
+        .filter_map(|line| Some(&line[line.find("contract ")?..]))
+        .filter(|line| line.ends_with(" cases"))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +79,14 @@ test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 3 filtered out; fini
     #[test]
     fn failed_tests_are_named() {
         assert_eq!(failed_names(SAMPLE), ["barrier::tests::open"]);
+    }
+
+    #[test]
+    fn backends_are_found_inside_other_lines() {
+        let output = "test tcp::moves ... contract tcp: 25 cases\nok\ntest the_contract ... ok\ncontract shm: 25 cases\n";
+        assert_eq!(
+            contracts(output),
+            ["contract tcp: 25 cases", "contract shm: 25 cases"]
+        );
     }
 }

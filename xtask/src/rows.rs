@@ -4,6 +4,8 @@ use crate::Outcome;
 use crate::exec::{Failure, Workspace};
 use crate::invariants::defines;
 
+mod reports;
+
 /// A failure that was seen in other systems, and what keeps it out of this one.
 struct Row {
     id: &'static str,
@@ -195,7 +197,7 @@ const ROWS: [Row; 15] = [
 /// Prints the table; a row that names a test which does not exist is a finding.
 pub(crate) fn list(workspace: &Workspace) -> Result<Outcome, Failure> {
     let mut missing = false;
-    for row in &ROWS {
+    for row in ROWS.iter().chain(&reports::REPORTS) {
         match &row.cover {
             Cover::NotYet(why) => println!("{}  {}: not yet ({why})", row.id, row.subject),
             Cover::Tests(tests) => {

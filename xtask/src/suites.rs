@@ -138,6 +138,9 @@ fn cargo_test(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Tally,
 
 /// Counts of a run of the test harness; a run that fails without a count is one failure.
 fn tally(done: &Finished) -> Result<Tally, Failure> {
+    for line in libtest::contracts(&done.output) {
+        println!("{line}");
+    }
     let counts = libtest::counts(&done.output);
     let mut failed = counts.failed + counts.ignored;
     if failed == 0 && (!done.succeeded() || counts.passed == 0) {

@@ -11,6 +11,7 @@ pub(crate) mod expect;
 #[cfg_attr(kv_loom, allow(dead_code))]
 pub(crate) mod fields;
 #[cfg(all(any(test, feature = "fuzzing"), not(kv_loom)))]
+#[allow(unreachable_pub)] // Reachable with the feature.
 pub(crate) mod fuzz;
 #[cfg(not(kv_loom))]
 mod links;

@@ -345,6 +345,28 @@ fn metadata_that_does_not_hold_together_is_refused() {
 }
 
 #[test]
+fn a_run_of_slots_costs_sixteen_bytes() {
+    let run = |slot: u32| RemoteRun {
+        pool: PoolId(1),
+        generation: 1,
+        slot: 2 * slot,
+        slot_count: 1,
+    };
+    let frame_bytes = |run_count: u32| {
+        let head = WriteHead {
+            op: OpId(1),
+            is_last: true,
+            payload_bytes: 0,
+            runs: (0..run_count).map(run).collect(),
+            arrival: None,
+        };
+        encode(&Frame::Write(head)).len()
+    };
+    assert_eq!(frame_bytes(15_000) - frame_bytes(0), 15_000 * 16);
+    assert!(frame_bytes(0) <= 64, "{}", frame_bytes(0));
+}
+
+#[test]
 fn ten_thousand_regions_fit() {
     use crate::mem::MemoryKind;
     let mut many = metadata();

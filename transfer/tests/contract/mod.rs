@@ -4,7 +4,11 @@ pub(crate) mod ends;
 pub(crate) mod moves;
 pub(crate) mod reads;
 
-use std::time::Duration;
+use std::{
+    io::Write,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use kvgate_transfer::{sync::Arc, *};
 
@@ -243,11 +247,34 @@ macro_rules! contract {
 #[macro_export]
 macro_rules! contract_tests {
     ($backend:ty: $($file:ident :: $name:ident,)*) => {
+        const CASES: &[&str] = &[$(stringify!($name)),*];
+
+        static COUNT: $crate::contract::Count = $crate::contract::Count::new();
+
         $(#[test]
         fn $name() {
             if <$backend as $crate::contract::Backend>::is_there() {
                 $crate::contract::$file::$name(<$backend as $crate::contract::Backend>::new());
+                COUNT.one_more(module_path!(), CASES.len());
             }
         })*
     };
+}
+
+/// The cases of one backend that have held.
+pub(crate) struct Count(AtomicUsize);
+
+impl Count {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// Says how many cases there are once every one has held, past the capture of the test harness.
+    pub(crate) fn one_more(&self, module: &str, all: usize) {
+        if self.0.fetch_add(1, Ordering::Relaxed) + 1 == all {
+            let backend = module.rsplit("::").next().unwrap_or(module);
+            let line = format!("contract {backend}: {all} cases\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    }
 }
