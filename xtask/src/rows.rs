@@ -203,9 +203,7 @@ pub(crate) fn list(workspace: &Workspace) -> Result<Outcome, Failure> {
             Cover::Tests(tests) => {
                 println!("{}  {}:", row.id, row.subject);
                 for (file, function) in *tests {
-                    let exists = workspace
-                        .read(file)
-                        .is_ok_and(|text| defines(&text, function));
+                    let exists = exists(workspace, file, function);
                     missing |= !exists;
                     let mark = if exists { "" } else { "  MISSING" };
                     println!("        {file}::{function}{mark}");
@@ -214,4 +212,38 @@ pub(crate) fn list(workspace: &Workspace) -> Result<Outcome, Failure> {
         }
     }
     Ok(Outcome::found_if(missing))
+}
+
+fn exists(workspace: &Workspace, file: &str, function: &str) -> bool {
+    workspace
+        .read(file)
+        .is_ok_and(|text| defines(&text, function))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So that whoever renames a test hears of it with the other tests.
+    #[test]
+    fn every_test_that_a_row_names_exists() {
+        let workspace = Workspace::find().unwrap();
+        let rows = || ROWS.iter().chain(&reports::REPORTS);
+        let named = rows().flat_map(|row| match &row.cover {
+            Cover::Tests(tests) => tests.iter(),
+            Cover::NotYet(_) => [].iter(),
+        });
+        let missing: Vec<_> = named
+            .filter(|(file, function)| !exists(&workspace, file, function))
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(!exists(&workspace, "xtask/src/rows.rs", "no_such_test"));
+    }
+
+    #[test]
+    fn ids_are_counted_through() {
+        let ids: Vec<_> = reports::REPORTS.iter().map(|row| row.id).collect();
+        let expected: Vec<_> = (1..=43).map(|number| format!("FR-{number:02}")).collect();
+        assert_eq!(ids, expected);
+    }
 }

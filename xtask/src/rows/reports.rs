@@ -229,10 +229,7 @@ pub(super) const REPORTS: [Row; 43] = [
         "FR-20",
         "small pages of many layers become as many descriptors",
         Cover::Tests(&[
-            (
-                "transfer/src/desc.rs",
-                "neighbours_on_both_sides_become_one_pair",
-            ),
+            ("transfer/src/desc.rs", "groups_of_one_shape_stay_groups"),
             (
                 "transfer/src/backend/rma/requests.rs",
                 "neighbours_without_gaps_are_one_request",
