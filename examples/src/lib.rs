@@ -8,5 +8,6 @@ pub mod bench;
 pub mod check;
 pub mod handoff;
 pub mod logits;
+pub mod status;
 pub mod tool;
 pub mod transfer_bench;

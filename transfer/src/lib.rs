@@ -65,7 +65,8 @@
 //! ```
 //!
 //! # Features
-//! `metrics`: what happened, as Prometheus text ([`Agent`]`::metrics_text`). `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
+//! `metrics`: what happened, as Prometheus text ([`Agent`]`::metrics_text`). `status`: [`Agent`]`::serve_status` answers
+//! on a Unix socket what is in flight, as JSON. `tracing`: every [`Event`] also goes to the `tracing` crate. `sim`: the seeded simulation (`sim` module),
 //! for tests of everything above. `ucx`, `libfabric`: backends over these libraries, which are loaded when
 //! they are asked for. `fault-injection`: hidden switches that break the guards, for tests of the
 //! detectors. `bare`: hidden loops without an engine, for benchmarks. `fuzzing`: hidden entries for the
@@ -116,6 +117,7 @@ pub mod sim {
     pub use crate::backend::sim::{Death, SimCounts, SimFaults, SimNet};
 }
 mod source;
+mod status;
 mod stopwatch;
 mod stream;
 #[doc(hidden)]
@@ -159,5 +161,9 @@ pub use mem::{Memory, MemoryKind, PoolGeometry};
 pub use obs::{Counters, Event, Recorder, RefusedField};
 pub use op::Op;
 pub use source::SourceReady;
+pub use status::{
+    AgentStatus, FlightState, FlightStatus, PeerMemory, PeerStatus, RegionStatus, TransferState,
+    TransferStatus, WriterStatus,
+};
 pub use stream::{Step, StepClock, StepId};
 pub use visibility::Visibility;

@@ -278,6 +278,33 @@ fn a_lost_peer_and_a_second_connection_are_counted() {
     assert_eq!(scrape.value("kvgate_peers_lost_total", &unproven), 0.0);
 }
 
+/// Operations that are in flight have an age, which ends with them.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn the_oldest_operation_in_flight_is_named_by_its_state() {
+    let (a, b) = (Node::new(&Local, "a"), Node::new(&Local, "b"));
+    let (to_b, _) = Local.connect(&a.agent, &b.agent);
+    let gate = fault::HoldGate::new();
+    let transfer = a.prepare(to_b, &[0], &[0]).unwrap();
+    let options = PostOptions {
+        hold: Some(gate.clone()),
+        ..PostOptions::default()
+    };
+    let source = SourceReady::host_written();
+    let handle = a.agent.post(&transfer, source, options).unwrap();
+    let waited = handle.wait(Deadline::after_ms(20));
+    assert!(matches!(waited, Status::InFlight));
+    let name = "kvgate_oldest_inflight_seconds";
+    let age = Scrape::of(&a.agent).value(name, &[("state", "running")]);
+    assert!((0.02..20.0).contains(&age), "{age} s");
+    gate.open();
+    done(&Local, &handle);
+    let scrape = Scrape::of(&a.agent);
+    for state in ["queued", "running", "ending", "unknown"] {
+        assert_eq!(scrape.value(name, &[("state", state)]), 0.0);
+    }
+}
+
 #[test]
 fn a_stranger_is_counted_by_what_is_wrong_with_it() {
     let agent = Agent::builder("a").build().unwrap();

@@ -99,6 +99,9 @@ struct HostArgs {
     /// Print `phase NAME` on stderr when a process enters a phase
     #[arg(long, hide = true)]
     phase_markers: bool,
+    /// Each side answers kvgate-status at a socket in this directory: prefill.sock, decode.sock
+    #[arg(long, hide = true, value_name = "DIR")]
+    status_dir: Option<PathBuf>,
     /// Log more (twice: debug); RUST_LOG wins
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -336,6 +339,7 @@ impl HostArgs {
             auth_token_file,
             fault,
             phase_markers: self.phase_markers,
+            status_dir: self.status_dir,
             verbosity: self.verbose,
         }
     }

@@ -21,10 +21,17 @@ pub fn build_agent(name: &str, options: &HostOptions) -> Result<Agent, Failure> 
         .as_deref()
         .map(endpoint::read_token)
         .transpose()?;
-    Agent::builder(name)
+    let agent = Agent::builder(name)
         .auth_token(token)
         .build()
-        .map_err(|error| transfer_failure(&error))
+        .map_err(|error| transfer_failure(&error))?;
+    if let Some(directory) = &options.status_dir {
+        let socket = directory.join(format!("{name}.sock"));
+        agent
+            .serve_status(socket)
+            .map_err(|error| transfer_failure(&error))?;
+    }
+    Ok(agent)
 }
 
 /// Makes and registers the pools of a side. A peer on the same host maps them with `shm`, and only then

@@ -166,6 +166,8 @@ pub struct HostOptions {
     pub fault: Option<FaultSpec>,
     /// Print `phase …` lines, for the kill test.
     pub phase_markers: bool,
+    /// Where each side answers `kvgate-status`, at a socket of its name.
+    pub status_dir: Option<PathBuf>,
     /// `-v` count.
     pub verbosity: u8,
 }
@@ -231,6 +233,7 @@ pub(crate) mod tests {
             auth_token_file: None,
             fault: None,
             phase_markers: false,
+            status_dir: None,
             verbosity: 0,
         }
     }

@@ -32,6 +32,7 @@ pub(super) fn run(args: &Args, job: &Job) -> Result<Answer, Failure> {
         auth_token_file: None,
         fault: None,
         phase_markers: false,
+        status_dir: None,
         verbosity: 0,
     };
     let prompt = PromptOptions {

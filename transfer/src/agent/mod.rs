@@ -21,6 +21,8 @@ pub(crate) mod metadata;
 mod model;
 mod post;
 mod region;
+#[cfg(all(feature = "status", not(kv_loom)))]
+mod serve;
 #[cfg_attr(kv_loom, allow(dead_code))]
 pub(crate) mod wire;
 #[cfg(all(test, not(kv_loom)))]
@@ -54,6 +56,7 @@ use crate::{
     ids::{ChunkId, Epoch, Incarnation, PeerId, PoolId, StageId, WriterRank},
     mem::{Memory, PoolGeometry},
     obs::{Counters, Recorder},
+    status::AgentStatus,
     sync::Arc,
 };
 
@@ -421,6 +424,13 @@ impl Agent {
         counters
     }
 
+    /// What is in flight at this moment. Takes every lock of the agent once, one after the other, and reads
+    /// `/proc/self/smaps`: for people and tools, not for a loop.
+    #[must_use]
+    pub fn status(&self) -> AgentStatus {
+        self.engine().status()
+    }
+
     /// What this agent has done, as Prometheus text (format 0.0.4, `text/plain; version=0.0.4`). Serve it
     /// under an own path for each agent: the names do not say which one it was.
     ///
@@ -430,7 +440,10 @@ impl Agent {
     #[cfg(all(feature = "metrics", not(kv_loom)))]
     #[must_use]
     pub fn metrics_text(&self) -> String {
-        self.engine().metrics.text(&self.counters())
+        let engine = self.engine();
+        engine
+            .metrics
+            .text(&self.counters(), &engine.oldest_in_flight())
     }
 
     /// Ends the agent: nothing is admitted any more, flights that miss something fail with

@@ -123,7 +123,7 @@ impl Agent {
             return Err(ErrorKind::Closed.into());
         }
         let peer: Arc<Peer> = engine.peer(transfer.peer)?;
-        let slot = reserve(&peer.queue, options.priority)?;
+        let mut slot = reserve(&peer.queue, options.priority)?;
         let regions = engine.regions.hold_all(&transfer.local_regions)?;
         let remote = peer.hold_regions(&transfer.remote_regions)?;
         let outstanding = match &options.ledger {
@@ -138,6 +138,7 @@ impl Agent {
             arrival: options.arrival.take(),
         };
         let op = posted.id;
+        slot.take_by(op);
         let resources = Resources {
             _regions: regions,
             _remote: remote,

@@ -1,6 +1,6 @@
 //! A flight that this agent receives, as the engine keeps it from `expect` until it is quiet.
 
-use std::fmt;
+use std::{fmt, time::Instant};
 
 use crate::{
     Arrival,
@@ -22,6 +22,7 @@ pub(crate) struct Flight {
     pub(crate) ledger: Arc<FlightLedger>,
     pub(crate) sink: Option<Arc<dyn ArrivalSink>>,
     pub(crate) writers: Vec<(PeerId, WriterRank)>,
+    pub(crate) began_at: Instant,
     /// Nobody will ask for the witness: the engine takes it and forgets the flight.
     is_orphan: AtomicBool,
 }
@@ -37,6 +38,7 @@ impl Flight {
             barrier,
             sink,
             writers: writers.to_vec(),
+            began_at: Instant::now(),
             is_orphan: AtomicBool::new(false),
         }
     }

@@ -26,6 +26,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
     mem::region::RegionHold,
+    status::TransferState,
     sync::Arc,
     visibility::Visibility,
 };
@@ -184,6 +185,17 @@ impl Operation {
                     false
                 }
             })
+    }
+
+    /// Where it stands, and why its end is unknown; `None` once it has ended.
+    pub(crate) fn standing(&self) -> Option<(TransferState, Option<Cause>)> {
+        self.phase.with(|phase| match phase {
+            Phase::Queued(_) => Some((TransferState::Queued, None)),
+            Phase::Running(_) => Some((TransferState::Running, None)),
+            Phase::Ending | Phase::Moving => Some((TransferState::Ending, None)),
+            Phase::Unknown(cause, _) => Some((TransferState::Unknown, Some(cause.clone()))),
+            Phase::Done(_) | Phase::Failed(_) => None,
+        })
     }
 
     fn status(&self) -> Status {

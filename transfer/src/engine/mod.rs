@@ -20,6 +20,7 @@ pub(crate) mod regions;
 #[allow(clippy::unwrap_used)]
 mod seam_tests;
 mod shutdown;
+mod status;
 mod worker;
 
 use std::{collections::BTreeMap, time::Instant};

@@ -10,7 +10,7 @@
 //! [`TURNS`] operations in a row, and background operations never take more than half of the places.
 //! **Lock order.** The mutex is a leaf.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     backend::{READ_WINDOW, ReadRequest},
@@ -18,7 +18,7 @@ use crate::{
     deadline::Deadline,
     engine::handle::Operation,
     error::{Cause, Error, ErrorKind},
-    ids::PeerId,
+    ids::{OpId, PeerId},
     sync::Arc,
 };
 
@@ -74,13 +74,20 @@ struct State {
     /// Reads of the peer queued.
     request_count: usize,
     progress: Option<u64>,
+    /// Operations that have their place, whoever has them now.
+    known: BTreeMap<OpId, Arc<Operation>>,
     closed: Option<Cause>,
 }
 
 /// The place of one operation; given back on drop.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct OpSlot(Arc<Queue>, Priority);
+pub(crate) struct OpSlot {
+    queue: Arc<Queue>,
+    priority: Priority,
+    /// Which one has it.
+    op: Option<OpId>,
+}
 
 impl Queue {
     pub(crate) fn new(peer: PeerId, op_capacity: usize, frame_capacity: usize) -> Arc<Self> {
@@ -96,7 +103,7 @@ impl Queue {
     pub(crate) fn reserve(this: &Arc<Self>, priority: Priority) -> Result<OpSlot, Error> {
         let capacity = this.op_capacity;
         match this.state.with(|state| state.reserve(capacity, priority)) {
-            Some(Ok(())) => Ok(OpSlot(this.clone(), priority)),
+            Some(Ok(())) => Ok(OpSlot::new(this, priority)),
             Some(Err(cause)) => Err(this.down(cause)),
             None => Err(this.full(this.op_capacity)),
         }
@@ -112,7 +119,7 @@ impl Queue {
             .state
             .wait(deadline, |state| state.reserve(this.op_capacity, priority))
         {
-            Some(Ok(())) => Ok(OpSlot(this.clone(), priority)),
+            Some(Ok(())) => Ok(OpSlot::new(this, priority)),
             Some(Err(cause)) => Err(this.down(cause)),
             None => Err(this.full(this.op_capacity)),
         }
@@ -124,8 +131,10 @@ impl Queue {
         operation: Arc<Operation>,
         priority: Priority,
     ) -> Result<(), Error> {
+        let (op, known) = (operation.posted.id, operation.clone());
         let item = Item::Operation(operation);
         self.push(|state| {
+            state.known.insert(op, known);
             match priority {
                 Priority::Foreground => state.items.push_back(item),
                 Priority::Background => state.background.push_back(item),
@@ -241,6 +250,12 @@ impl Queue {
         self.state.wait(deadline, drained).is_some()
     }
 
+    /// The operations that are not terminal.
+    pub(crate) fn operations(&self) -> Vec<Arc<Operation>> {
+        self.state
+            .with(|state| state.known.values().cloned().collect())
+    }
+
     fn full(&self, capacity: usize) -> Error {
         ErrorKind::QueueFull {
             peer: self.peer,
@@ -303,13 +318,31 @@ impl State {
     }
 }
 
+impl OpSlot {
+    fn new(queue: &Arc<Queue>, priority: Priority) -> Self {
+        Self {
+            queue: queue.clone(),
+            priority,
+            op: None,
+        }
+    }
+
+    /// Says which operation has it.
+    pub(crate) fn take_by(&mut self, op: OpId) {
+        self.op = Some(op);
+    }
+}
+
 impl Drop for OpSlot {
     fn drop(&mut self) {
-        let is_background = self.1 == Priority::Background;
-        self.0.state.update(|state| {
+        let is_background = self.priority == Priority::Background;
+        let known = self.queue.state.update(|state| {
             state.op_count -= 1;
             state.background_count -= usize::from(is_background);
+            self.op.and_then(|op| state.known.remove(&op))
         });
+        // With the mutex free. Whoever ends it has it still.
+        drop(known);
     }
 }
 

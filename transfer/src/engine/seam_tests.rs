@@ -280,6 +280,12 @@ fn what_a_peer_lost_without_proof_may_touch_is_kept_for_good() {
         assert!(matches!(end, Status::Unknown(_)), "{end:?}");
         assert_kept(&source, &ledger);
         assert_eq!(rig.agent.counters().unknown_transfers, 1);
+        let status = rig.agent.status();
+        let [lost] = &status.transfers[..] else {
+            panic!("{status:?}");
+        };
+        assert_eq!(lost.state, crate::TransferState::Unknown);
+        assert!(lost.cause.is_some() && status.unknown_transfer_count == 1);
         let (region, error) = rig.region.close(Deadline::now()).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::RegionBusy { .. }),

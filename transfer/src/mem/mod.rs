@@ -10,6 +10,7 @@ mod available;
 #[cfg(all(feature = "bare", not(kv_loom)))]
 pub mod bare;
 pub(crate) mod copy;
+pub(crate) mod huge;
 #[cfg(not(kv_loom))]
 pub(crate) mod iovec;
 mod map;

@@ -1,6 +1,10 @@
 //! Names, labels and help of every series.
 
-use std::fmt::{self, Display, Write};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display, Write},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
@@ -17,6 +21,8 @@ use crate::{
     backend::BackendKind,
     obs::{Counters, RefusedField},
     op::Op,
+    status::TransferState,
+    sync::AtomicU64,
 };
 
 /// A label value that is written as it is displayed.
@@ -47,6 +53,7 @@ labels! {
     OfWhere { r#where: &'static str }
     OfReason { reason: &'static str }
     OfKind { kind: &'static str }
+    OfState { state: Shown<TransferState> }
 }
 
 fn op_name(op: Op) -> &'static str {
@@ -230,4 +237,21 @@ pub(super) fn register_counters(registry: &mut Registry, counters: &Counters) {
     revoking.set(i64::try_from(counters.draining_regions).unwrap_or(i64::MAX));
     let help = "Registrations that are being closed and are not quiet yet";
     registry.register("regions_revoking", help, revoking);
+}
+
+/// The oldest operation of each state; 0 without one.
+pub(super) fn register_oldest(registry: &mut Registry, oldest: &BTreeMap<TransferState, Duration>) {
+    let ages = Family::<OfState, Gauge<f64, AtomicU64>>::default();
+    for state in [
+        TransferState::Queued,
+        TransferState::Running,
+        TransferState::Ending,
+        TransferState::Unknown,
+    ] {
+        let seconds = oldest.get(&state).map_or(0.0, Duration::as_secs_f64);
+        let state = Shown(state);
+        ages.get_or_create(&OfState { state }).set(seconds);
+    }
+    let help = "Age of the oldest operation that is not terminal, by where it stands";
+    registry.register("oldest_inflight_seconds", help, ages);
 }

@@ -24,6 +24,7 @@ use crate::{
     ids::{Incarnation, PeerId},
     obs::{Counters, Event, Recorder},
     op::Op,
+    status::TransferState,
     stopwatch::Stopwatch,
     sync::{Arc, Mutex},
 };
@@ -49,10 +50,15 @@ struct Peers {
 
 impl Metrics {
     /// Everything, as Prometheus text.
-    pub(crate) fn text(&self, counters: &Counters) -> String {
+    pub(crate) fn text(
+        &self,
+        counters: &Counters,
+        oldest: &BTreeMap<TransferState, Duration>,
+    ) -> String {
         let mut registry = Registry::with_prefix("kvgate");
         self.families.register(&mut registry);
         families::register_counters(&mut registry, counters);
+        families::register_oldest(&mut registry, oldest);
         let mut text = String::new();
         prometheus_text::encode(&mut text, &registry)
             .expect("a string takes everything that is written to it");
