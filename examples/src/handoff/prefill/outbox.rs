@@ -335,6 +335,7 @@ mod faults {
                 keepalive: Some(Box::new(keepalive)),
                 ledger: Some(Arc::clone(&self.ledger)),
                 hold,
+                ..PostOptions::default()
             };
             self.post_lists(&local, &remote, SourceReady::host_written(), options)
         }
