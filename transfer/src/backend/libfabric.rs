@@ -51,7 +51,7 @@ pub(crate) fn load(config: &LibfabricConfig) -> Result<Fabric, Error> {
 
 /// The objects of one connection. A null is one that was not made.
 struct Objects {
-    library: Fabric,
+    api: Fabric,
     info: *mut fi_info,
     fabric: *mut fid_fabric,
     domain: *mut fid_domain,
@@ -79,7 +79,7 @@ impl Objects {
             backend: BackendKind::Libfabric,
             call,
             code,
-            words: self.library.describe(code),
+            words: self.api.describe(code),
         }
     }
 
@@ -99,7 +99,7 @@ impl Objects {
         let name = CString::new(provider).map_err(|_| invalid())?;
         let node = CString::new(local.to_string()).map_err(|_| invalid())?;
         // SAFETY: I-16: null asks for an empty description with all its parts.
-        let hints = unsafe { (self.library.fi_dupinfo)(null()) };
+        let hints = unsafe { (self.api.fi_dupinfo)(null()) };
         if hints.is_null() {
             return Err(self.failure("fi_dupinfo", 0).into());
         }
@@ -116,7 +116,7 @@ impl Objects {
         }
         // SAFETY: I-16: strings that end with a zero, live hints, a place for the answer.
         let code = unsafe {
-            (self.library.fi_getinfo)(
+            (self.api.fi_getinfo)(
                 API_VERSION,
                 node.as_ptr(),
                 null(),
@@ -126,7 +126,7 @@ impl Objects {
             )
         };
         // SAFETY: I-21: made above, freed once.
-        unsafe { (self.library.fi_freeinfo)(hints) };
+        unsafe { (self.api.fi_freeinfo)(hints) };
         self.check("fi_getinfo", code.into())?;
         // SAFETY: I-16: an answer has all its parts.
         let op_flags = unsafe { (*(*self.info).tx_attr).op_flags };
@@ -141,9 +141,8 @@ impl Objects {
         let no_context = null_mut();
         // SAFETY: I-16, for this and the calls below: objects that were made before and live, structs that
         // are zeroed and have room behind them, and places for the answers.
-        let code = unsafe {
-            (self.library.fi_fabric)((*self.info).fabric_attr, &mut self.fabric, no_context)
-        };
+        let code =
+            unsafe { (self.api.fi_fabric)((*self.info).fabric_attr, &mut self.fabric, no_context) };
         self.check("fi_fabric", code.into())?;
         // SAFETY: as above.
         let code = unsafe {
@@ -298,7 +297,7 @@ impl Drop for Objects {
             close(self.domain.cast());
             close(self.fabric.cast());
             if !self.info.is_null() {
-                (self.library.fi_freeinfo)(self.info);
+                (self.api.fi_freeinfo)(self.info);
             }
         }
     }
@@ -308,7 +307,7 @@ impl Endpoint {
     /// An endpoint at `local`; it reaches the peer once it has its address.
     pub(crate) fn open(config: &LibfabricConfig, local: IpAddr) -> Result<Self, Error> {
         let mut of = Objects {
-            library: load(config)?,
+            api: load(config)?,
             info: null_mut(),
             fabric: null_mut(),
             domain: null_mut(),
