@@ -1,6 +1,6 @@
 //! Addresses as people write them, and as a launcher passes them on.
 //!
-//! Two hosts speak TCP. `--transport shm` and `cma` work between two processes of one host only; there the port
+//! Two hosts speak TCP, which `ucx` and `libfabric` begin with, too. `--transport shm` and `cma` work between two processes of one host only; there the port
 //! is still taken as a TCP port, so that it is free, unique and printable, and the sides meet at an abstract
 //! socket whose name is made of it.
 
@@ -35,12 +35,9 @@ pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failur
     Ok(match transport {
         Transport::Local => Target::InProcess(text.to_owned()),
         Transport::Shm | Transport::Cma => Target::Agent(vec![named(transport, text.to_owned())]),
-        Transport::Tcp => Target::Agent(
-            resolve("connect", text)?
-                .into_iter()
-                .map(Address::Tcp)
-                .collect(),
-        ),
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
+            Target::Agent(sockets(transport, resolve("connect", text)?))
+        }
     })
 }
 
@@ -48,7 +45,9 @@ pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failur
 #[must_use]
 pub fn private(transport: Transport) -> Listening {
     let address = match transport {
-        Transport::Tcp => Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
+            socket(transport, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        }
         Transport::Shm | Transport::Cma | Transport::Local => named(transport, private_name()),
     };
     Listening {
@@ -76,8 +75,8 @@ pub fn listen(text: &str, transport: Transport, has_token: bool) -> Result<Liste
         ));
     }
     match transport {
-        Transport::Tcp => Ok(Listening {
-            address: Address::Tcp(address),
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric => Ok(Listening {
+            address: socket(transport, address),
             reservation: None,
         }),
         Transport::Shm | Transport::Cma => {
@@ -95,7 +94,7 @@ pub fn listen(text: &str, transport: Transport, has_token: bool) -> Result<Liste
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm, cma or tcp for a side on its own",
+            "shm, cma, tcp, ucx or libfabric for a side on its own",
         )),
     }
 }
@@ -105,12 +104,16 @@ pub fn connect(text: &str, transport: Transport, has_token: bool) -> Result<Targ
     let found = resolve("connect", text)?;
     let is_loopback = found.iter().all(|address| address.ip().is_loopback());
     match transport {
-        Transport::Tcp if !is_loopback && !has_token => Err(Failure::input(
-            "connect",
-            text,
-            "a loopback address, or --auth-token-file on both sides",
-        )),
-        Transport::Tcp => Ok(Target::Agent(found.into_iter().map(Address::Tcp).collect())),
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric if !is_loopback && !has_token => {
+            Err(Failure::input(
+                "connect",
+                text,
+                "a loopback address, or --auth-token-file on both sides",
+            ))
+        }
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
+            Ok(Target::Agent(sockets(transport, found)))
+        }
         Transport::Shm | Transport::Cma => {
             for address in &found {
                 refuse_other_host("connect", text, address.ip(), transport)?;
@@ -123,9 +126,23 @@ pub fn connect(text: &str, transport: Transport, has_token: bool) -> Result<Targ
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm, cma or tcp for a side on its own",
+            "shm, cma, tcp, ucx or libfabric for a side on its own",
         )),
     }
+}
+
+/// An address that begins as a TCP connection.
+fn socket(transport: Transport, address: SocketAddr) -> Address {
+    match transport {
+        Transport::Ucx => Address::Ucx(address),
+        Transport::Libfabric => Address::Libfabric(address),
+        _ => Address::Tcp(address),
+    }
+}
+
+fn sockets(transport: Transport, found: Vec<SocketAddr>) -> Vec<Address> {
+    let one = |address| socket(transport, address);
+    found.into_iter().map(one).collect()
 }
 
 /// An address on this host.
@@ -194,7 +211,9 @@ pub fn to_text(listening: &Listening, bound: &Address) -> String {
         .and_then(|socket| socket.local_addr().ok());
     match (reserved, bound) {
         (Some(address), _) => address.to_string(),
-        (None, Address::Tcp(address)) => address.to_string(),
+        (None, Address::Tcp(address) | Address::Ucx(address) | Address::Libfabric(address)) => {
+            address.to_string()
+        }
         (None, Address::Shm(name) | Address::Cma(name)) => name.clone(),
         (None, other) => format!("{other:?}"),
     }
@@ -234,6 +253,10 @@ mod tests {
         );
         assert!(connect("192.0.2.1:7000", Transport::Tcp, false).is_err());
         assert!(connect("[::1]:7000", Transport::Tcp, false).is_ok());
+        assert!(connect("192.0.2.1:7000", Transport::Ucx, false).is_err());
+        let found = connect("127.0.0.1:7000", Transport::Libfabric, false).unwrap();
+        let expected = Address::Libfabric(([127, 0, 0, 1], 7000).into());
+        assert_eq!(found, Target::Agent(vec![expected]));
         assert!(connect("localhost:7000", Transport::Shm, false).is_ok());
         for text in ["", "localhost", "127.0.0.1:99999", "[::1:7000"] {
             assert!(connect(text, Transport::Tcp, false).is_err(), "{text}");

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvgate_kvcache::{PoolConfig, PoolSet};
-use kvgate_transfer::{self as transfer, Agent, Deadline, Incarnation, MemoryKind, PeerId};
+use kvgate_transfer::{
+    self as transfer, Agent, AgentBuilder, Deadline, Incarnation, MemoryKind, PeerId,
+};
 
 use super::endpoint::{self, Target};
 use super::failure::{Failure, FailureKind};
@@ -21,7 +23,7 @@ pub fn build_agent(name: &str, options: &HostOptions) -> Result<Agent, Failure> 
         .as_deref()
         .map(endpoint::read_token)
         .transpose()?;
-    let agent = Agent::builder(name)
+    let agent = libraries(Agent::builder(name))
         .auth_token(token)
         .build()
         .map_err(|error| transfer_failure(&error))?;
@@ -32,6 +34,26 @@ pub fn build_agent(name: &str, options: &HostOptions) -> Result<Agent, Failure> 
             .map_err(|error| transfer_failure(&error))?;
     }
     Ok(agent)
+}
+
+/// Libraries that `KVGATE_UCX_LIBRARY` and `KVGATE_LIBFABRIC_LIBRARY` name are tried before the system's.
+fn libraries(builder: AgentBuilder) -> AgentBuilder {
+    #[cfg(any(feature = "ucx", feature = "libfabric"))]
+    let named = |variable: &str| {
+        let named = std::env::var_os(variable);
+        named.map(std::path::PathBuf::from).into_iter().collect()
+    };
+    #[cfg(feature = "ucx")]
+    let builder = builder.ucx(transfer::UcxConfig {
+        libraries: named("KVGATE_UCX_LIBRARY"),
+        ..transfer::UcxConfig::default()
+    });
+    #[cfg(feature = "libfabric")]
+    let builder = builder.libfabric(transfer::LibfabricConfig {
+        libraries: named("KVGATE_LIBFABRIC_LIBRARY"),
+        ..transfer::LibfabricConfig::default()
+    });
+    builder
 }
 
 /// Makes and registers the pools of a side. A peer on the same host maps them with `shm`, and only then
@@ -182,6 +204,9 @@ pub fn transfer_failure(error: &transfer::Error) -> Failure {
         ErrorKind::AddressInUse { address } => endpoint::in_use(address, &"the address is in use"),
         ErrorKind::AuthRequired { address } => {
             Failure::new(FailureKind::BadInput, text).with_field("auth_token_file", address)
+        }
+        ErrorKind::BackendUnavailable { backend, .. } => {
+            Failure::new(FailureKind::BadInput, text).with_field("transport", backend)
         }
         ErrorKind::VersionMismatch { theirs, .. } => {
             Failure::new(FailureKind::SchemaMismatch, text).with_field("protocol_version", theirs)

@@ -18,6 +18,10 @@ pub enum Transport {
     Tcp,
     /// Two processes between whose memories the kernel copies.
     Cma,
+    /// UCX, in a build with the feature of this name.
+    Ucx,
+    /// libfabric, in a build with the feature of this name.
+    Libfabric,
     /// Threads of one process.
     Local,
 }
@@ -67,6 +71,8 @@ impl Transport {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Cma => "cma",
+            Self::Ucx => "ucx",
+            Self::Libfabric => "libfabric",
             Self::Local => "local",
         }
     }

@@ -10,19 +10,22 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::mem::zeroed;
+use std::mem::{ManuallyDrop, zeroed};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvgate_libfabric_sys::*;
 
 use super::BackendKind;
-use super::rma::{self, Failure, LocalKey, Request};
+use super::rma::{self, Fabric as _, Failure, LocalKey, Request};
 use crate::config::LibfabricConfig;
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::mem::Memory;
+use crate::sync::thread;
 
 /// Completions that may wait: more than requests under way.
 const QUEUE_LENGTH: usize = 1024;
@@ -30,6 +33,8 @@ const QUEUE_LENGTH: usize = 1024;
 const BATCH: usize = 64;
 /// Longest address of an endpoint.
 const ADDRESS_LIMIT_BYTES: usize = 512;
+/// Longest time that requests get to end before the endpoint is closed.
+const DRAIN: Duration = Duration::from_millis(100);
 /// Registrations that the provider leaves to us need keys of their own; so many are drawn.
 const KEY_DRAWS: usize = 8;
 
@@ -63,14 +68,14 @@ struct Objects {
 
 /// One connection's half.
 pub(crate) struct Endpoint {
-    of: Objects,
+    of: ManuallyDrop<Objects>,
     event_fd: c_int,
     peer: Option<fi_addr_t>,
     keys: Vec<u64>,
     next_handle: usize,
     pending: usize,
-    /// Heard while nothing was under way; told at the next request.
-    heard: Option<Failure>,
+    /// Some of what is pending are reads.
+    has_reads: bool,
 }
 
 impl Objects {
@@ -327,14 +332,30 @@ impl Endpoint {
         };
         of.check("fi_control", code)?;
         Ok(Self {
-            of,
+            of: ManuallyDrop::new(of),
             event_fd,
             peer: None,
             keys: Vec::new(),
             next_handle: 0,
             pending: 0,
-            heard: None,
+            has_reads: false,
         })
+    }
+
+    /// So many requests are over.
+    fn take_off(&mut self, count: usize) {
+        self.pending = self.pending.saturating_sub(count);
+        self.has_reads &= self.pending > 0;
+    }
+
+    /// Takes errors until nothing is under way: the end of the peer has ended it already.
+    fn drain(&mut self) {
+        let deadline = Deadline::after(DRAIN);
+        while self.pending > 0 && !deadline.has_passed() {
+            if self.progress() == Ok(false) {
+                thread::yield_now();
+            }
+        }
     }
 
     /// The error that waits in the completion queue.
@@ -367,6 +388,20 @@ impl Endpoint {
             failure.words = format!("{}; {words} ({})", failure.words, entry.prov_errno);
         }
         failure
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.drain();
+        if self.has_reads {
+            // Closing an endpoint inside the answer to a read ends the process in some versions (the
+            // provider reports the request twice). Nobody lets this one progress any more, so nothing of
+            // it is touched; it is left as it is.
+            return;
+        }
+        // SAFETY: I-21: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.of) };
     }
 }
 
@@ -459,9 +494,6 @@ impl rma::Fabric for Endpoint {
     }
 
     fn post(&mut self, request: &Request, handle: usize) -> Result<bool, Failure> {
-        if let Some(failure) = &self.heard {
-            return Err(failure.clone());
-        }
         let known = (self.peer, self.keys.get(request.key));
         let (Some(peer), Some(&key)) = known else {
             return Err(self.of.failure("registration", 0));
@@ -488,6 +520,7 @@ impl rma::Fabric for Endpoint {
         match code {
             0 => {
                 self.pending += 1;
+                self.has_reads |= request.is_read;
                 Ok(true)
             }
             code if code == -i64::from(FI_EAGAIN) => Ok(false),
@@ -512,18 +545,14 @@ impl rma::Fabric for Endpoint {
         let read = unsafe { call!((*self.of.cq).ops, read, self.of.cq, place, BATCH) };
         match usize::try_from(read) {
             Ok(count) => {
-                self.pending = self.pending.saturating_sub(count);
+                self.take_off(count);
                 Ok(count > 0)
             }
             Err(_) if read == -i64::from(FI_EAGAIN) => Ok(false),
             Err(_) if read == -i64::from(FI_EAVAIL) => {
                 let failure = self.read_error();
-                if self.pending > 0 {
-                    return Err(failure);
-                }
-                // The peer's end may be an orderly one: the control channel knows.
-                self.heard.get_or_insert(failure);
-                Ok(true)
+                self.take_off(1);
+                Err(failure)
             }
             Err(_) => Err(self.of.failure("fi_cq_read", read)),
         }

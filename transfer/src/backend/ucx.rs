@@ -413,6 +413,10 @@ impl Fabric for Endpoint {
     }
 
     fn progress(&mut self) -> Result<bool, Failure> {
+        // Not a step further with a dead peer: an answer that cannot be sent ends the process.
+        if !self.ep.is_null() {
+            self.check_peer()?;
+        }
         let mut has_moved = self.of.progress();
         while let Some(&(call, request)) = self.requests.front() {
             match self.of.status(request) {
@@ -423,9 +427,6 @@ impl Fabric for Endpoint {
                     has_moved = true;
                 }
             }
-        }
-        if !self.requests.is_empty() {
-            self.check_peer()?;
         }
         Ok(has_moved)
     }

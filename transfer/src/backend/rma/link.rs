@@ -92,8 +92,10 @@ impl Shared {
         };
         let mut end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut Nothing);
         let was_closed_here = channel.is_closed_here();
-        if was_closed_here && reader.is_between_frames() {
-            // Our goodbye is under way; the peer's one is the proof that it stores no more.
+        let is_ending = was_closed_here || matches!(end, Err(StreamEnd::PeerDead));
+        if is_ending && reader.is_between_frames() {
+            // Our goodbye is under way, or the library was the first to hear of the peer's end; the peer's
+            // goodbye is the proof that it stores no more.
             let last = Bounds {
                 stop: None,
                 deadline: Some(Deadline::after_ms(GOODBYE_MS)),
@@ -106,9 +108,9 @@ impl Shared {
         self.end_endpoint();
         channel.socket.shutdown();
         if !was_closed_here {
-            let cause = match (end, mover.failure()) {
-                (Err(StreamEnd::PeerDead), Some(failure)) => lost(failure),
-                (end, _) => channel::cause(end),
+            let cause = match mover.failure().filter(|_| end.is_err()) {
+                Some(failure) => lost(failure),
+                None => channel::cause(end),
             };
             events.down(peer, cause, self.proof());
         }

@@ -11,6 +11,7 @@ use super::requests::{Cursor, Targets};
 use super::{Fabric, Failure};
 use crate::backend::RunPairs;
 use crate::backend::socket::timespec;
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::ids::RegionId;
 use crate::mem::Memory;
@@ -18,6 +19,8 @@ use crate::sync::Arc;
 
 /// Requests under way at once.
 const WINDOW: usize = 512;
+/// Longest time that requests get to end when the connection is closed.
+const DRAIN: Duration = Duration::from_millis(250);
 /// Longest sleep while requests are under way: not every provider tells every event.
 const NAP: Duration = Duration::from_millis(1);
 
@@ -87,8 +90,29 @@ impl<'a, F: Fabric> Worker<'a, F> {
         self.end(failed);
     }
 
+    /// Lets requests that are under way end, as long as the peer takes part: what is cut off in the middle
+    /// is what libraries bear worst.
+    fn drain(&mut self) {
+        let deadline = Deadline::after(DRAIN);
+        while self.fabric.pending() > 0 && !deadline.has_passed() {
+            let turned = self
+                .fabric
+                .progress()
+                .and_then(|has_moved| match has_moved {
+                    true => Ok(()),
+                    false => self.sleep(),
+                });
+            if turned.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Takes the provider apart, and only then says how the transfer ended.
     fn end(mut self, failed: Option<Failure>) {
+        if failed.is_none() {
+            self.drain();
+        }
         let is_clean = self.running.is_none() && self.fabric.pending() == 0;
         self.shared.set_end(is_clean, failed.as_ref());
         let answers = self.running.take().map(|running| running.answer);
