@@ -6,7 +6,8 @@
 //! through closures.
 //!
 //! What loom cannot do is left out on purpose: no weak references, no timed wait that expires (a deadline
-//! under loom never passes), no statics.
+//! under loom never passes), no statics but
+//! [`ProcessNumbers`].
 
 pub use self::arm::*;
 
@@ -16,6 +17,24 @@ pub type SharedError = std::sync::Arc<dyn std::error::Error + Send + Sync>;
 /// Shares `source` between clones of an error.
 pub fn shared_error(source: impl std::error::Error + Send + Sync + 'static) -> SharedError {
     std::sync::Arc::new(source)
+}
+
+/// Numbers that are given out once in the life of the process, whoever asks. They order nothing, so the
+/// model checker does not see them.
+#[derive(Debug)]
+pub(crate) struct ProcessNumbers(std::sync::atomic::AtomicU32);
+
+impl ProcessNumbers {
+    pub(crate) const fn new() -> Self {
+        Self(std::sync::atomic::AtomicU32::new(0))
+    }
+
+    /// The first of `count` numbers in a row; `None` when there are not so many left.
+    pub(crate) fn take(&self, count: u32) -> Option<u32> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let more = |next: u32| next.checked_add(count);
+        self.0.fetch_update(Relaxed, Relaxed, more).ok()
+    }
 }
 
 /// `Arc<dyn Trait>` from a value. Loom's `Arc` does not coerce by itself.

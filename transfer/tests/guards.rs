@@ -84,7 +84,7 @@ fn what_another_agent_has_told_is_refused() {
     let region = other.register(memory(4096), &[pool(4096)]).unwrap();
     let (to_other, _) = Agent::connect_local(&pair.sender, &other).unwrap();
     let told = pair.sender.peer(to_other).unwrap();
-    assert_eq!(region.pools(), pair.regions[1].pools());
+    assert_ne!(region.pools(), pair.regions[1].pools());
     let to_receiver = pair.transfer.peer();
     let (mut local, mut remote) = (
         DescriptorList::new(),
@@ -162,4 +162,45 @@ fn an_end_by_the_receiver_waits_for_the_copy() {
     let last = byte(SLOT_BYTES - 1);
     let _end = handle.wait(patience());
     assert_eq!(byte(SLOT_BYTES - 1), last, "stored behind the end");
+}
+
+/// Numbers of one agent are nothing to another agent of the process, so nothing of it can be moved by mistake.
+#[test]
+fn what_was_made_with_one_agent_means_nothing_to_another() {
+    let (one, two) = (pair(4096), pair(4096));
+    let source = SourceReady::host_written();
+    let options = PostOptions::default();
+    let refused = two.sender.post(&one.transfer, source, options).unwrap_err();
+    let peer = one.transfer.peer();
+    assert_eq!(*refused.error.kind(), ErrorKind::UnknownPeer { peer });
+
+    let told = two.sender.peer(two.transfer.peer()).unwrap();
+    let foreign = one.regions[0].pools()[0];
+    let (mut local, mut remote) = (
+        DescriptorList::new(),
+        DescriptorList::remote(told.incarnation),
+    );
+    local.push(foreign, &[0]);
+    remote.push(told.pools[0].pool, &[0]);
+    let refused = two
+        .sender
+        .prepare(Op::Write, &local, &remote, two.transfer.peer());
+    let unknown = ErrorKind::UnknownPool { pool: foreign };
+    assert_eq!(*refused.unwrap_err().kind(), unknown);
+
+    let (mut local, mut remote) = (
+        DescriptorList::new(),
+        DescriptorList::remote(told.incarnation),
+    );
+    let elsewhere = one.regions[1].pools()[0];
+    local.push(two.regions[0].pools()[0], &[0]);
+    remote.push(elsewhere, &[0]);
+    let refused = two
+        .sender
+        .prepare(Op::Write, &local, &remote, two.transfer.peer());
+    let unknown = ErrorKind::UnknownPool { pool: elsewhere };
+    assert_eq!(*refused.unwrap_err().kind(), unknown);
+
+    let writers = [(one.from_sender, WriterRank(0))];
+    assert!(two.receiver.expect(&barrier(1), &writers, None).is_err());
 }

@@ -53,8 +53,11 @@ use crate::{
         span::PoolSpan,
     },
     obs::{CounterCells, Event, Recorder, RefusedField},
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, thread},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, ProcessNumbers, thread},
 };
+
+/// Connections are numbered through the process: what one agent holds of a peer means nothing to another.
+static PEERS: ProcessNumbers = ProcessNumbers::new();
 
 /// Ended connections that stay known, so that a late question gets the cause.
 const ENDED_PEERS_KEPT: usize = 1024;
@@ -89,7 +92,6 @@ type ShutdownHook = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Peers {
-    next: u32,
     by_id: BTreeMap<PeerId, Arc<Peer>>,
 }
 
@@ -216,8 +218,11 @@ impl Engine {
         }
         let peer = {
             let mut peers = this.peers.lock();
-            let id = PeerId(peers.next);
-            peers.next += 1;
+            let Some(number) = PEERS.take(1) else {
+                link.close();
+                return Err(ErrorKind::Closed.into());
+            };
+            let id = PeerId(number);
             let queue = Queue::new(id, this.config.queue_capacity, this.config.message_capacity);
             let peer = Arc::new(Peer::new(id, remote, link, queue));
             peers.by_id.insert(id, peer.clone());

@@ -1,4 +1,5 @@
-//! The registrations of an agent. Ids and generations are never given out twice.
+//! The registrations of an agent. Ids and generations are never given out twice in a process, so that what
+//! was made with one agent means nothing to another one.
 //!
 //! **Lock order.** The table's mutex is a leaf; the words of the regions are atomics.
 
@@ -11,8 +12,11 @@ use crate::{
         Memory, PoolGeometry,
         region::{RegionCore, RegionHold},
     },
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, ProcessNumbers},
 };
+
+static REGIONS: ProcessNumbers = ProcessNumbers::new();
+static POOLS: ProcessNumbers = ProcessNumbers::new();
 
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
@@ -21,10 +25,18 @@ pub(crate) struct RegionTable {
 
 #[derive(Debug, Default)]
 struct Table {
-    next_region: u32,
-    next_pool: u32,
     regions: BTreeMap<RegionId, Arc<RegionCore>>,
     by_pool: BTreeMap<PoolId, RegionId>,
+    /// First and number of the pools of every registration, closed ones too.
+    issued: BTreeMap<u32, u32>,
+}
+
+impl Table {
+    fn has_issued(&self, pool: PoolId) -> bool {
+        let mut before = self.issued.range(..=pool.0);
+        let last = before.next_back();
+        last.is_some_and(|(first, count)| pool.0 - first < *count)
+    }
 }
 
 impl RegionTable {
@@ -33,37 +45,21 @@ impl RegionTable {
         memory: Arc<Memory>,
         pools: &[PoolGeometry],
     ) -> Result<Arc<RegionCore>, Error> {
-        let mut table = self.table.lock();
-        let pool_count = u32::try_from(pools.len()).ok();
-        let next_pool = pool_count.and_then(|count| table.next_pool.checked_add(count));
-        let (Some(next_pool), Some(next_region)) = (next_pool, table.next_region.checked_add(1))
-        else {
-            let value = format!("{} after {}", pools.len(), table.next_pool);
-            return Err(ErrorKind::InvalidArgument {
-                what: "number of pools",
-                value,
-            }
-            .into());
+        let refused = || ErrorKind::InvalidArgument {
+            what: "number of pools",
+            value: pools.len().to_string(),
         };
-        if pools.is_empty() {
-            let value = "0".to_owned();
-            return Err(ErrorKind::InvalidArgument {
-                what: "number of pools",
-                value,
-            }
-            .into());
-        }
-        let id = RegionId(table.next_region);
+        let count = u32::try_from(pools.len()).ok().filter(|count| *count > 0);
+        let count = count.ok_or_else(refused)?;
+        let first_pool = POOLS.take(count).ok_or_else(refused)?;
+        let number = REGIONS.take(1).ok_or_else(refused)?;
+        let id = RegionId(number);
         // The number of registrations so far tells one life of an address from the next.
-        let region = Arc::new(RegionCore::new(
-            id,
-            next_region,
-            memory,
-            table.next_pool,
-            pools,
-        )?);
-        table.next_region = next_region;
-        table.next_pool = next_pool;
+        let generation = number.checked_add(1).ok_or_else(refused)?;
+        let region = RegionCore::new(id, generation, memory, first_pool, pools)?;
+        let region = Arc::new(region);
+        let mut table = self.table.lock();
+        table.issued.insert(first_pool, count);
         table
             .by_pool
             .extend(region.pools.iter().map(|(pool, _)| (*pool, id)));
@@ -79,7 +75,7 @@ impl RegionTable {
             .get(&pool)
             .and_then(|id| table.regions.get(id));
         match region {
-            None if pool.0 < table.next_pool => Err(ErrorKind::PoolRevoked { pool }.into()),
+            None if table.has_issued(pool) => Err(ErrorKind::PoolRevoked { pool }.into()),
             None => Err(ErrorKind::UnknownPool { pool }.into()),
             Some(region) if region.is_revoked() => Err(ErrorKind::PoolRevoked { pool }.into()),
             Some(region) => Ok(region.clone()),
