@@ -3,9 +3,11 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{Finished, Running};
 
@@ -310,6 +312,39 @@ fn the_grid_of_the_peers_is_spoken() {
     assert_eq!(next(), serde_json::json!({ "skip": 1 }));
     assert!(next()["err"].is_string());
     assert_eq!(lines.next(), None);
+}
+
+/// A peer that spins reads no control socket, and one that is stopped does nothing at all: the kernel ends it.
+#[test]
+fn a_peer_ends_with_a_run_that_is_killed() {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_transfer-bench"))
+        .args(["xb", "shm"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (stdin, stdout) = (run.stdin.as_mut().unwrap(), run.stdout.take().unwrap());
+    stdin.write_all(b"WRITE 1048576 1 1 1\n").unwrap();
+    let mut lines = BufReader::new(stdout).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "READY kvgate_shm");
+    // The peer stays for the next line of the grid.
+    assert!(lines.next().unwrap().unwrap().contains("gbps_med"));
+    let task = format!("/proc/{0}/task/{0}/children", run.id());
+    let children = std::fs::read_to_string(task).unwrap();
+    let peer: u32 = children.trim().parse().unwrap();
+    let pid = Pid::from_raw(peer as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(5);
+    while support::is_alive(peer) && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let is_alive = support::is_alive(peer);
+    if is_alive {
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+    assert!(!is_alive, "the peer outlived its run");
 }
 
 #[test]

@@ -16,10 +16,10 @@ const HEAP: Heap = Heap {
 };
 
 fn main() -> ExitCode {
-    let first = std::env::args().nth(1);
+    let mut words = std::env::args().skip(1);
     // This program starts itself as the peer of a run.
-    if first.is_some_and(|word| word == pair::SUBCOMMAND) {
-        return transfer_bench::run_target();
+    if words.next().is_some_and(|word| word == pair::SUBCOMMAND) {
+        return transfer_bench::run_target(words.next().and_then(|pid| pid.parse().ok()));
     }
     transfer_bench::watch_signals();
     tool::main(

@@ -30,6 +30,7 @@ use serde_json::{Map, Value, json};
 
 use self::cli::{Cli, Command, ThroughputArgs};
 use crate::bench::Heap;
+use crate::handoff::child;
 use crate::handoff::console;
 use crate::handoff::failure::Failure;
 use crate::handoff::signals;
@@ -38,7 +39,7 @@ use crate::tool::{self, Finished};
 /// Names the JSON object.
 pub const SCHEMA: &str = "kvgate.transfer-bench/1";
 
-/// The measuring side bounds its own waits, and ends the peer with itself.
+/// Bound of one wait of the peer. The measuring side bounds its own waits, and ends the peer with itself.
 const TARGET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs the tool.
@@ -75,7 +76,7 @@ pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
     }
 }
 
-/// SIGINT and SIGTERM end the run with 130 and 143; the peer process ends with its control socket.
+/// SIGINT and SIGTERM end the run with 130 and 143; the peer process ends with this one.
 pub fn watch_signals() {
     let deliver = |failure: Failure| {
         if std::env::args().any(|word| word == "--json") {
@@ -90,9 +91,14 @@ pub fn watch_signals() {
     }
 }
 
-/// Runs the peer of a run on the control socket that is its standard input.
+/// Runs the peer of a run on the control socket that is its standard input. `parent` is the number of the
+/// process that has started it, and with which it ends however that one ends.
 #[must_use]
-pub fn run_target() -> ExitCode {
+pub fn run_target(parent: Option<u32>) -> ExitCode {
+    if !parent.is_some_and(|pid| child::die_with_parent(pid).unwrap_or(false)) {
+        console::note("transfer-bench: peer process: not started by a run, or its run has ended");
+        return ExitCode::from(2);
+    }
     let control = io::stdin().as_fd().try_clone_to_owned();
     let result = control
         .map_err(|error| Failure::internal(format!("control socket: {error}")))

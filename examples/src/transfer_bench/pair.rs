@@ -27,7 +27,7 @@ use super::watch::{WORD_BYTES, Words};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
 
-/// The word after the program's name that makes it the peer of a run.
+/// The word after the program's name that makes it the peer of a run; the number of the run's process follows.
 pub const SUBCOMMAND: &str = "target";
 
 /// Stages of a flight, and chunks of each, while throughput is measured.
@@ -337,10 +337,11 @@ impl Drop for Other {
     }
 }
 
+/// The kernel ends the peer with the calling *thread*, which is the main one.
 fn start_process(control: UnixStream) -> Result<Other, Failure> {
     let program = std::env::current_exe().map_err(|error| start_failure(&error))?;
     let child = Command::new(program)
-        .arg(SUBCOMMAND)
+        .args([SUBCOMMAND, &std::process::id().to_string()])
         .stdin(Stdio::from(OwnedFd::from(control)))
         .stdout(Stdio::null())
         .spawn()

@@ -156,7 +156,7 @@ impl Target {
             &pages,
             self.barrier.as_deref(),
             (&self.words, &self.bell, &self.notes),
-            Deadline::after(self.deadline),
+            || Deadline::after(self.deadline),
         )?;
         Ok(Answer::Seen { at_ns, bad_pages })
     }

@@ -9,7 +9,9 @@ use kvgate_transfer::bare::{Slots, View};
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{Arrival, ArrivalSink, Barrier, Deadline, PeerId, StageId, StageState};
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
 use rustix::thread::futex;
+use rustix::time::Timespec;
 
 use super::activity::monotonic_ns;
 use super::control::Watch;
@@ -21,6 +23,8 @@ pub const WORD_BYTES: u64 = 4096;
 pub const BELL: u64 = 0;
 /// The word in which the reader says which event it waits for, from 1.
 pub const READY: u64 = 128;
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 4096;
 
 /// An eventfd and the epoll that waits for it.
 pub struct Bell {
@@ -40,13 +44,19 @@ impl Bell {
         Ok(Self { event, epoll })
     }
 
-    fn wait(&self) -> Result<(), Failure> {
+    fn wait(&self, deadline: Deadline) -> Result<(), Failure> {
         let failed = |errno| Failure::internal(format!("epoll: {errno}"));
         let mut events = [epoll::Event {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),
         }];
-        while epoll::wait(&self.epoll, &mut events, None).map_err(failed)? == 0 {}
+        loop {
+            match epoll::wait(&self.epoll, &mut events, Some(&left(deadline)?)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => break,
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
         rustix::io::read(&self.event, &mut [0_u8; 8]).map_err(failed)?;
         Ok(())
     }
@@ -77,12 +87,13 @@ impl Words {
 }
 
 /// Waits for every stage of `barrier`, or for the bell; `pages` are compared after the clock was read.
+/// `next_deadline` gives the bound of the wait for one event, and is asked anew for each.
 pub fn run(
     watch: Watch,
     pages: &[(Slots, u64)],
     barrier: Option<&Barrier>,
     (words, bell, notes): (&Words, &Bell, &Notes),
-    deadline: Deadline,
+    mut next_deadline: impl FnMut() -> Deadline,
 ) -> Result<(Vec<u64>, u64), Failure> {
     let (ready, word) = (words.at(READY)?, words.at(BELL)?);
     let mut at_ns = Vec::with_capacity(pages.len());
@@ -90,7 +101,7 @@ pub fn run(
     let no_flight = || Failure::internal("no flight is open");
     if watch == Watch::Note {
         ready.store(1, Ordering::Release);
-        at_ns = notes.wait(pages.len(), deadline)?;
+        at_ns = notes.wait(pages.len(), next_deadline)?;
         bad_pages = pages
             .iter()
             .map(|(slots, seed)| slots.differing(*seed))
@@ -99,20 +110,17 @@ pub fn run(
     }
     for (number, (slots, seed)) in (1..).zip(pages) {
         let stage = StageId(number as u16 - 1);
+        let deadline = next_deadline();
         ready.store(number, Ordering::Release);
         match watch {
             Watch::GateParked => barrier
                 .ok_or_else(no_flight)?
                 .wait(stage, deadline)
                 .map_err(|error| Failure::new(FailureKind::PeerLost, error.to_string()))?,
-            Watch::GateSpinning => spin_gate(barrier.ok_or_else(no_flight)?, stage)?,
-            Watch::WordParked => park_on(word, number)?,
-            Watch::WordSpinning => {
-                while word.load(Ordering::Acquire) < number {
-                    std::hint::spin_loop();
-                }
-            }
-            Watch::Eventfd | Watch::Note => bell.wait()?,
+            Watch::GateSpinning => spin_gate(barrier.ok_or_else(no_flight)?, stage, deadline)?,
+            Watch::WordParked => park_on(word, number, deadline)?,
+            Watch::WordSpinning => spin(deadline, || Ok(word.load(Ordering::Acquire) >= number))?,
+            Watch::Eventfd | Watch::Note => bell.wait(deadline)?,
         }
         at_ns.push(monotonic_ns());
         if matches!(watch, Watch::GateParked | Watch::GateSpinning) {
@@ -123,27 +131,51 @@ pub fn run(
     Ok((at_ns, bad_pages))
 }
 
-fn spin_gate(barrier: &Barrier, stage: StageId) -> Result<(), Failure> {
+fn spin_gate(barrier: &Barrier, stage: StageId, deadline: Deadline) -> Result<(), Failure> {
+    spin(deadline, || match barrier.check(stage) {
+        StageState::Ready => Ok(true),
+        StageState::Pending { .. } => Ok(false),
+        other => Err(Failure::new(FailureKind::PeerLost, format!("{other:?}"))),
+    })
+}
+
+/// Looks all the time. The clock is asked seldom: that takes longer than a look.
+fn spin(deadline: Deadline, is_there: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
     loop {
-        match barrier.check(stage) {
-            StageState::Ready => return Ok(()),
-            StageState::Pending { .. } => std::hint::spin_loop(),
-            other => return Err(Failure::new(FailureKind::PeerLost, format!("{other:?}"))),
+        for _ in 0..LOOKS {
+            if is_there()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
         }
+        left(deadline)?;
     }
 }
 
-fn park_on(word: &AtomicU32, number: u32) -> Result<(), Failure> {
+fn park_on(word: &AtomicU32, number: u32, deadline: Deadline) -> Result<(), Failure> {
     loop {
         let seen = word.load(Ordering::Acquire);
         if seen >= number {
             return Ok(());
         }
-        match futex::wait(word, futex::Flags::empty(), seen, None) {
-            Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+        match futex::wait(word, futex::Flags::empty(), seen, Some(&left(deadline)?)) {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
             Err(errno) => return Err(Failure::internal(format!("futex: {errno}"))),
         }
     }
+}
+
+/// The time to the deadline, for the kernel.
+fn left(deadline: Deadline) -> Result<Timespec, Failure> {
+    let left = deadline.remaining();
+    if left.is_zero() {
+        return Err(too_late("an event did not come".to_owned()));
+    }
+    Timespec::try_from(left).map_err(|error| Failure::internal(error.to_string()))
+}
+
+fn too_late(message: String) -> Failure {
+    Failure::new(FailureKind::DeadlineExceeded, message)
 }
 
 /// When the notes of a flight came. The thread of the engine that brings them calls it.
@@ -165,15 +197,20 @@ impl Notes {
         }
     }
 
-    fn wait(&self, count: usize, deadline: Deadline) -> Result<Vec<u64>, Failure> {
+    fn wait(
+        &self,
+        count: usize,
+        mut next_deadline: impl FnMut() -> Deadline,
+    ) -> Result<Vec<u64>, Failure> {
         let mut at_ns = self.at_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut seen, mut deadline) = (0, next_deadline());
         while at_ns.len() < count {
+            if at_ns.len() > seen {
+                (seen, deadline) = (at_ns.len(), next_deadline());
+            }
             let left = deadline.remaining();
             if left.is_zero() {
-                return Err(Failure::new(
-                    FailureKind::DeadlineExceeded,
-                    format!("{} of {count} notes came", at_ns.len()),
-                ));
+                return Err(too_late(format!("{seen} of {count} notes came")));
             }
             let woken = self.came.wait_timeout(at_ns, left);
             at_ns = woken.unwrap_or_else(PoisonError::into_inner).0;
@@ -193,6 +230,115 @@ impl ArrivalSink for Notes {
             && let Some(ready) = view.word(first + READY)
         {
             ready.store(number, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use kvgate_transfer::{Memory, PoolGeometry};
+
+    use super::*;
+
+    struct Rig {
+        words: Words,
+        bell: Bell,
+        notes: Notes,
+        pages: Vec<(Slots, u64)>,
+    }
+
+    const POOL: PoolGeometry = PoolGeometry {
+        offset_bytes: 0,
+        stride_bytes: 64,
+        slot_bytes: 64,
+        slot_count: 4,
+    };
+    const BARE: [Watch; 4] = [
+        Watch::WordSpinning,
+        Watch::WordParked,
+        Watch::Eventfd,
+        Watch::Note,
+    ];
+
+    impl Rig {
+        fn new() -> Self {
+            let memory = Memory::host(2 * WORD_BYTES).unwrap();
+            let view = View::own(Arc::new(memory));
+            let page = |slot| (Slots::new(&view, vec![(POOL, vec![slot])]).unwrap(), 0);
+            Self {
+                words: Words::new(&view, WORD_BYTES),
+                bell: Bell::new().unwrap(),
+                notes: Notes::default(),
+                pages: (0..3).map(page).collect(),
+            }
+        }
+
+        fn run(
+            &self,
+            watch: Watch,
+            next_deadline: impl FnMut() -> Deadline,
+        ) -> Result<Vec<u64>, Failure> {
+            let parts = (&self.words, &self.bell, &self.notes);
+            let seen = run(watch, &self.pages, None, parts, next_deadline);
+            seen.map(|(at_ns, _)| at_ns)
+        }
+
+        /// As the measuring side does it; a note comes from the engine.
+        fn make_event(&self, watch: Watch, number: u32) {
+            let word = self.words.at(BELL).unwrap();
+            match watch {
+                Watch::Eventfd => {
+                    rustix::io::write(&self.bell.event, &1_u64.to_ne_bytes()).unwrap();
+                }
+                Watch::Note => self.notes.at_ns.lock().unwrap().push(monotonic_ns()),
+                _ => word.store(number, Ordering::Release),
+            }
+            self.notes.came.notify_all();
+            futex::wake(word, futex::Flags::empty(), 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_event_that_does_not_come_ends_the_wait() {
+        for watch in BARE {
+            let failure = Rig::new()
+                .run(watch, || Deadline::after(Duration::from_millis(20)))
+                .unwrap_err();
+            assert_eq!(failure.kind, FailureKind::DeadlineExceeded, "{watch:?}");
+        }
+    }
+
+    #[test]
+    fn every_event_has_a_deadline_of_its_own() {
+        for watch in BARE {
+            let rig = Rig::new();
+            thread::scope(|scope| {
+                let events = || {
+                    let ready = rig.words.at(READY).unwrap();
+                    for number in 1..=3 {
+                        // The notes of a flight come while the reader waits for all of them.
+                        while watch != Watch::Note && ready.load(Ordering::Acquire) < number {
+                            thread::yield_now();
+                        }
+                        rig.make_event(watch, number);
+                    }
+                };
+                scope.spawn(events);
+                let mut asked = 0;
+                let next_deadline = || {
+                    asked += 1;
+                    Deadline::after(Duration::from_secs(20))
+                };
+                let at_ns = rig.run(watch, next_deadline).unwrap();
+                assert_eq!(at_ns.len(), 3, "{watch:?}");
+                // Notes that came together are seen together.
+                let expected = if watch == Watch::Note { 1..=3 } else { 3..=3 };
+                assert!(expected.contains(&asked), "{watch:?}: {asked}");
+            });
         }
     }
 }
