@@ -110,6 +110,7 @@ mod ids;
 mod mem;
 mod obs;
 mod op;
+mod priority;
 #[cfg(all(feature = "sim", not(kv_loom)))]
 pub mod sim {
     //! The seeded simulation: agents on one thread and a virtual clock.
@@ -147,8 +148,8 @@ pub use config::UcxConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;
 pub use engine::{
-    ArrivalSink, FlightLedger, Outstanding, PreparedTransfer, Priority, Quiesced, ShutdownReport,
-    Status, TransferHandle, Unquiet,
+    ArrivalSink, FlightLedger, Outstanding, PreparedTransfer, Quiesced, ShutdownReport, Status,
+    TransferHandle, Unquiet,
 };
 pub use error::{Cause, Error, ErrorKind, PlanFault, Side, WriterFault};
 pub use ids::{
@@ -160,6 +161,7 @@ pub use mem::bare;
 pub use mem::{Memory, MemoryKind, PoolGeometry};
 pub use obs::{Counters, Event, Recorder, RefusedField};
 pub use op::Op;
+pub use priority::Priority;
 pub use source::SourceReady;
 pub use status::{
     AgentStatus, FlightState, FlightStatus, PeerMemory, PeerStatus, RegionStatus, TransferState,

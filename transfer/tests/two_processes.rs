@@ -499,3 +499,30 @@ fn shutting_down_beside_a_stopped_peer_takes_bounded_time() {
         }
     });
 }
+
+/// A peer that reaches this memory by itself is remembered beyond the shutdown, until it is proven dead.
+#[test]
+fn memory_that_a_stopped_peer_may_write_is_kept_beyond_the_shutdown() {
+    each_transport("stopped-memory", |address| {
+        if !matches!(address, Address::Shm(_) | Address::Cma(_)) {
+            return;
+        }
+        let (here, other, _) = with_child("reader", address);
+        other.signal(Signal::STOP);
+        let report = here.agent.shutdown(a_while());
+        assert_eq!(report.open_regions, [here.region.id()]);
+        let (region, error) = here.region.close(a_while()).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::RegionBusy {
+                    unheard_peers: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        drop(other);
+        region.close(soon()).map_err(|(_, error)| error).unwrap();
+    });
+}

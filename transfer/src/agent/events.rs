@@ -45,6 +45,8 @@ impl SourceReady {
     /// The peer has said, in this message, that the slots to be read are complete and stay as they are: the
     /// witness for reads from that peer, and for nothing else. `None` for an event that is no message.
     ///
+    /// The event can be told any number of times and made up as well, as across a C interface: what this type
+    /// keeps is that a call site names the message it relies on, and that it is one of the peer it reads from.
     /// What the message says is between the two applications. Its way through both agents orders what the
     /// peer had written before it before every byte that is read after it.
     /// ```

@@ -53,6 +53,7 @@ impl MemoryRegion {
     /// be closed later.
     pub fn close(self, deadline: Deadline) -> Result<(), (Self, Error)> {
         self.engine.revoke_region(&self.core);
+        self.engine.ask_for_late_proofs(&self.core);
         if !self.core.wait_quiet(deadline) {
             let error = ErrorKind::RegionBusy {
                 region: self.core.id,

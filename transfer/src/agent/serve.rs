@@ -21,6 +21,7 @@ use rustix::{
 
 use crate::{
     agent::Agent,
+    deadline::Deadline,
     engine::Engine,
     error::{Error, ErrorKind},
     sync::{Arc, thread},
@@ -127,8 +128,16 @@ fn answer(engine: &Engine, mut reader: UnixStream) {
         return;
     };
     text.push('\n');
-    if reader.set_write_timeout(Some(READER_LIMIT)).is_ok() {
-        let _ = reader.write_all(text.as_bytes());
+    // One limit for all of it: a reader that takes a byte at a time must not keep the thread.
+    let deadline = Deadline::after(READER_LIMIT);
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() && !deadline.has_passed() {
+        let is_bounded = reader.set_write_timeout(Some(deadline.remaining())).is_ok();
+        match reader.write(rest) {
+            Ok(count) if is_bounded && count > 0 => rest = &rest[count..],
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return,
+        }
     }
 }
 

@@ -319,6 +319,25 @@ pub(crate) trait Reception {
     fn frame(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd>;
 }
 
+/// [`receive`] within the first bounds. If that is no goodbye and `is_ending` says that one is to be expected,
+/// it gets until the second ones: the peer's goodbye is the proof that it stores no more, and one that has
+/// come is kept.
+pub(crate) fn receive_to_the_end<'a>(
+    channel: &Channel,
+    reader: &mut FrameReader,
+    (bounds, last): (Bounds<'_>, impl FnOnce() -> Bounds<'a>),
+    to: (PeerId, &dyn LinkEvents),
+    reception: &mut dyn Reception,
+    is_ending: impl FnOnce(&StreamEnd) -> bool,
+) -> Result<(), StreamEnd> {
+    match receive(channel, reader, bounds, to, reception) {
+        Err(end) if reader.is_between_frames() && is_ending(&end) => {
+            receive(channel, reader, last(), to, reception)
+        }
+        end => end,
+    }
+}
+
 /// Reads until the link ends, and says why. `Ok` is a goodbye of the peer.
 pub(crate) fn receive(
     channel: &Channel,

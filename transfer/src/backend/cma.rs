@@ -10,11 +10,12 @@
 //!
 //! **A number is not a process.** The calls take a pid, which may be given to another process once the
 //! peer is reaped. The pidfd is asked before and after each call: while it is silent the peer has not
-//! ended, so the number was its own. A result behind its end is void.
+//! ended, so the number was its own. A result behind its end is void. A process that replaces its program
+//! (`execve`) keeps number and pidfd: until its socket is seen closed, a copy may reach the new program.
 //!
 //! **Yama.** Under `ptrace_scope` 1 a process is reached only by whom it has named. It can name one process,
 //! or all of its user: with one peer this side names that one, with several it names all, and with none
-//! nobody again. The names are kept per process, in [`VISITORS`].
+//! nobody again. Only a peer that has proven the secret, if there is one, is named. The names are kept per process, in [`VISITORS`].
 //!
 //! **Lock order.** The mutex of the names is a leaf.
 
@@ -43,7 +44,7 @@ pub(super) const NONCE_BYTES: usize = 32;
 /// A peer whose memory is reached through the kernel.
 pub(crate) struct Visited {
     pools: PeerPools,
-    _permission: Permission,
+    _permission: Option<Permission>,
 }
 
 impl Visited {
@@ -51,7 +52,7 @@ impl Visited {
     pub(crate) fn new(
         peer: &AgentMetadata,
         places: &BTreeMap<RegionId, u64>,
-        permission: Permission,
+        permission: Option<Permission>,
     ) -> Self {
         let place = |region| {
             let address = usize::try_from(*places.get(&region)?).ok()?;
@@ -354,7 +355,7 @@ mod tests {
             };
             let places = [(id, there.base_ptr().expose_provenance() as u64)];
             let permission = Permission::grant(&process);
-            let visited = Visited::new(&metadata, &places.into(), permission);
+            let visited = Visited::new(&metadata, &places.into(), Some(permission));
             Self {
                 here,
                 there,
@@ -381,6 +382,7 @@ mod tests {
             let posted = PostedOp {
                 id: OpId(1),
                 op,
+                priority: crate::Priority::Foreground,
                 bytes: local.payload_bytes(),
                 runs: Arc::new(RunPairs::of([(local, remote)])),
                 arrival: None,
@@ -482,7 +484,7 @@ mod tests {
         };
         let permission = Permission::grant(&rig.process);
         let places = [(RegionId(4), rig.there.base_ptr().expose_provenance() as u64)];
-        rig.visited = Visited::new(&metadata, &places.into(), permission);
+        rig.visited = Visited::new(&metadata, &places.into(), Some(permission));
         fill(&mut rig.here, SLOT_BYTES as u64);
         let error = rig.copy(Op::Write, slot_count + 1).unwrap_err();
         let expected = ErrorKind::SlotOutOfRange {
@@ -496,7 +498,11 @@ mod tests {
         assert_eq!(first, [0; 4], "nothing was copied");
         // An address whose memory would end beyond the last one places nothing.
         let permission = Permission::grant(&rig.process);
-        rig.visited = Visited::new(&metadata, &[(RegionId(4), u64::MAX - 5)].into(), permission);
+        rig.visited = Visited::new(
+            &metadata,
+            &[(RegionId(4), u64::MAX - 5)].into(),
+            Some(permission),
+        );
         let error = rig.copy(Op::Write, 1).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::UnknownPool { pool: PoolId(9) });
     }

@@ -11,6 +11,7 @@
 //! deadline; whatever goes wrong is a [`HandshakeError`] that names the reason, and the peer is told
 //! it in a `Refuse` frame where it can understand one.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::IoSlice;
@@ -21,7 +22,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::cma::{self, NONCE_BYTES, ProbeFailure};
+use super::cma::{self, NONCE_BYTES, Permission, ProbeFailure};
 use super::process::PeerProcess;
 use super::socket::{Bounds, FrameReader, Socket, StreamEnd};
 use crate::agent::auth::{self, Side};
@@ -45,6 +46,9 @@ pub(crate) struct Offer<'a> {
     pub(crate) secret: Option<&'a [u8]>,
     pub(crate) metadata: &'a AgentMetadata,
     pub(crate) way: Way<'a>,
+    /// Set while the peer may believe that it is connected, and so reach the memory of this side, without
+    /// this side having a link.
+    pub(crate) is_unsettled: &'a Cell<bool>,
 }
 
 /// How each side will reach the memory of the other.
@@ -54,7 +58,7 @@ pub(crate) enum Way<'a> {
     Stream,
     /// By mapping its memfds.
     Map(&'a [OwnRegion]),
-    /// Through the kernel, by the number of its process. The peer has the permission already.
+    /// Through the kernel, by the number of its process.
     Visit(&'a [OwnRegion], &'a PeerProcess),
 }
 
@@ -73,6 +77,8 @@ pub(crate) struct Greeting {
     pub(crate) memories: BTreeMap<RegionId, PeerMapping>,
     /// Where its regions lie in its own memory.
     pub(crate) places: BTreeMap<RegionId, u64>,
+    /// Its right to reach this process.
+    pub(crate) permission: Option<Permission>,
 }
 
 /// Why a connection did not become a link.
@@ -152,6 +158,8 @@ pub(crate) fn run(
             HandshakeError::ByPeer(_)
                 | HandshakeError::Stream(StreamEnd::Closed | StreamEnd::Cut | StreamEnd::Io(_))
         );
+        // A peer that refuses, or has closed its end, stores nothing any more.
+        let mut is_over = !is_open;
         if is_open {
             let mut words = Vec::new();
             wire::append_refuse(&mut words, &refusal);
@@ -159,9 +167,10 @@ pub(crate) fn run(
                 deadline: Some(Deadline::after_ms(FAREWELL_MS)),
                 ..bounds
             };
-            if socket.send_all(&words, farewell).is_ok() {
-                socket.linger(farewell);
-            }
+            is_over = socket.send_all(&words, farewell).is_ok() && socket.linger(farewell);
+        }
+        if is_over {
+            offer.is_unsettled.set(false);
         }
     }
     outcome
@@ -179,8 +188,13 @@ struct Handshake<'a> {
 impl Handshake<'_> {
     fn run(&mut self) -> Result<Greeting, HandshakeError> {
         self.authenticate()?;
+        // Not to a stranger, and before the other side probes.
+        let permission = match self.offer.way {
+            Way::Visit(_, process) => Some(Permission::grant(process)),
+            Way::Stream | Way::Map(_) => None,
+        };
         self.reader.trust(wire::METADATA_LIMIT_BYTES);
-        let greeting = match self.offer.side {
+        let mut greeting = match self.offer.side {
             Side::Connector => {
                 self.introduce()?;
                 self.listen()?
@@ -191,12 +205,16 @@ impl Handshake<'_> {
                 greeting
             }
         };
+        greeting.permission = permission;
         let mut words = Vec::new();
         wire::append_ready(&mut words);
+        let is_direct = !matches!(self.offer.way, Way::Stream);
+        self.offer.is_unsettled.set(is_direct);
         self.send(&words)?;
         match self.next()? {
             Frame::Ready => {
                 self.reader.trust(usize::MAX);
+                self.offer.is_unsettled.set(false);
                 Ok(greeting)
             }
             other => Err(out_of_turn("Ready", &other)),
@@ -294,6 +312,7 @@ impl Handshake<'_> {
             metadata,
             memories: BTreeMap::new(),
             places: BTreeMap::new(),
+            permission: None,
         };
         match self.offer.way {
             Way::Stream => {}

@@ -60,6 +60,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId, PoolId},
     mem::{region::RegionHold, span::SlotRun},
+    priority::Priority,
     sync::Arc,
     visibility::Visibility,
 };
@@ -147,6 +148,8 @@ pub struct PostedOp {
     pub op: Op,
     /// What to copy where.
     pub runs: Arc<RunPairs>,
+    /// Whether somebody waits for it: for links that keep a queue of their own.
+    pub priority: Priority,
     /// Bytes of all runs.
     pub bytes: u64,
     /// Of a write: told to the receiver once every byte is visible there. Of a read: the engine's own.

@@ -182,18 +182,21 @@ impl<R: Reach> Shared<R> {
             ..self.channel.bounds()
         };
         let channel = &self.channel;
-        let mut end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut NoWrites);
+        let last = || Bounds {
+            stop: None,
+            deadline: Some(Deadline::after_ms(GOODBYE_MS)),
+            process,
+            writable: None,
+        };
+        let end = channel::receive_to_the_end(
+            channel,
+            &mut reader,
+            (bounds, last),
+            (peer, events),
+            &mut NoWrites,
+            |_| channel.is_closed_here(),
+        );
         let was_closed_here = channel.is_closed_here();
-        if was_closed_here && reader.is_between_frames() {
-            // Our goodbye is under way; the peer's one is the proof that it stores no more.
-            let last = Bounds {
-                stop: None,
-                deadline: Some(Deadline::after_ms(GOODBYE_MS)),
-                process,
-                writable: None,
-            };
-            end = channel::receive(channel, &mut reader, last, (peer, events), &mut NoWrites);
-        }
         let is_silent = matches!(end, Err(StreamEnd::Stopped | StreamEnd::TimedOut));
         self.has_hung_up
             .store(end.is_err() && !is_silent, Ordering::Release);
@@ -223,6 +226,8 @@ impl<R: Reach> Shared<R> {
         if self.has_bye.load(Ordering::Acquire) || self.process.has_ended(deadline) {
             return Quiesce::Proven;
         }
+        // It had its patience; who asks later hears at once.
+        self.has_hung_up.store(false, Ordering::Release);
         Quiesce::Unprovable(Cause::Transfer(
             "the process of the peer lives and may still write".into(),
         ))

@@ -6,6 +6,7 @@
 //! signal.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -16,10 +17,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::BackendKind;
-use super::Link;
 use super::channel::Channel;
-use super::cma::{Permission, Visited};
+use super::cma::Visited;
 use super::handshake::{self, Greeting, HandshakeError, Offer, OwnRegion, Way};
 use super::neighbour::NeighbourLink;
 use super::process::PeerProcess;
@@ -28,6 +27,7 @@ use super::rma;
 use super::shm::Mapped;
 use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, timespec};
 use super::tcp::{self, TcpLink};
+use super::{BackendKind, Link};
 use crate::agent::address::Address;
 use crate::agent::auth::Side;
 use crate::agent::metadata::AgentMetadata;
@@ -458,7 +458,7 @@ impl Failure {
 enum Met {
     Stream,
     Mapping(PeerProcess),
-    Visiting(PeerProcess, Permission),
+    Visiting(PeerProcess),
 }
 
 impl Met {
@@ -466,11 +466,7 @@ impl Met {
         let process = || PeerProcess::of(socket).map_err(HandshakeError::ByUs);
         Ok(match address.backend() {
             BackendKind::Shm => Self::Mapping(process()?),
-            BackendKind::Cma => {
-                let process = process()?;
-                let permission = Permission::grant(&process);
-                Self::Visiting(process, permission)
-            }
+            BackendKind::Cma => Self::Visiting(process()?),
             _ => Self::Stream,
         })
     }
@@ -479,7 +475,14 @@ impl Met {
         match self {
             Self::Stream => Way::Stream,
             Self::Mapping(_) => Way::Map(regions),
-            Self::Visiting(process, _) => Way::Visit(regions, process),
+            Self::Visiting(process) => Way::Visit(regions, process),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self {
+            Self::Stream => true,
+            Self::Mapping(process) | Self::Visiting(process) => process.has_ended(Deadline::now()),
         }
     }
 
@@ -490,8 +493,8 @@ impl Met {
                 let mapped = Mapped::new(&peer.metadata, peer.memories);
                 Arc::new(NeighbourLink::new(channel, reader, process, mapped))
             }
-            Self::Visiting(process, permission) => {
-                let visited = Visited::new(&peer.metadata, &peer.places, permission);
+            Self::Visiting(process) => {
+                let visited = Visited::new(&peer.metadata, &peer.places, peer.permission);
                 Arc::new(NeighbourLink::new(channel, reader, process, visited))
             }
         }
@@ -514,14 +517,25 @@ fn establish(
     let met = Met::of(address, &socket)?;
     let secret = host.secret();
     let introduction = host.introduction();
+    let is_unsettled = Cell::new(false);
     let offer = Offer {
         side,
         secret: secret.as_deref(),
         metadata: &introduction.metadata,
         way: met.way(&introduction.regions),
+        is_unsettled: &is_unsettled,
     };
     let mut reader = FrameReader::new(matches!(met, Met::Mapping(_)));
-    let greeting = handshake::run(&socket, &mut reader, &offer, bounds)?;
+    let greeting = match handshake::run(&socket, &mut reader, &offer, bounds) {
+        Ok(greeting) => greeting,
+        Err(error) => {
+            if is_unsettled.get() && !met.has_ended() {
+                // The peer may take itself for connected and reach this memory: its regions stay busy (I-21).
+                std::mem::forget(introduction);
+            }
+            return Err(error.into());
+        }
+    };
     let metadata = greeting.metadata.clone();
     #[cfg(feature = "one-sided")]
     if let kind @ (BackendKind::Ucx | BackendKind::Libfabric) = address.backend() {

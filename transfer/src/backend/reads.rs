@@ -1,7 +1,8 @@
 //! The reads that this side has asked its peer for, over a stream.
 //!
 //! An operation is asked for in parts, at most [`READ_WINDOW`] at a time over the whole connection, so
-//! that the peer keeps few requests and its own operations get their turn. The answers may come in any
+//! that the peer keeps few requests and its own operations get their turn; parts of the foreground go first,
+//! by the rule of the engine's queue. The answers may come in any
 //! order. An operation has ended when every part that was asked for is answered: until then its bytes may
 //! come, whatever has become of the others, and the engine keeps its memory (I-21). When the connection ends
 //! instead, the engine takes the memory back once the receive thread is past it.
@@ -9,7 +10,7 @@
 //! **What is protected by what.** One mutex guards all of it. **Lock order.** It is a leaf, and free while a
 //! payload is received.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::parts::Parts;
 use super::{PostedOp, READ_WINDOW};
@@ -17,6 +18,7 @@ use crate::agent::wire::{self, Refusal};
 use crate::ids::OpId;
 use crate::mem::iovec::Held;
 use crate::mem::span::SlotRun;
+use crate::priority::Classes;
 use crate::sync::Mutex;
 
 /// The reads of one connection.
@@ -27,8 +29,8 @@ pub(super) struct Reads {
 #[derive(Default)]
 struct State {
     next_request: u64,
-    /// Operations of which something was not asked for yet, the oldest first.
-    waiting: VecDeque<OpId>,
+    /// Operations of which something was not asked for yet.
+    waiting: Classes<OpId>,
     operations: BTreeMap<OpId, Operation>,
     asked: BTreeMap<u64, Asked>,
 }
@@ -68,7 +70,7 @@ impl Reads {
             refusal: None,
         };
         state.operations.insert(op.id, operation);
-        state.waiting.push_back(op.id);
+        state.waiting.push(op.id, op.priority);
     }
 
     /// Appends the next request to `words`; `false` when there is none to be sent now.
@@ -102,8 +104,9 @@ impl Reads {
         };
         operation.is_asked = part.is_last;
         operation.unanswered += 1;
+        let turn = waiting.take_turn();
         if operation.is_asked {
-            waiting.pop_front();
+            waiting.pop_of(turn);
         }
         asked.insert(request, part_asked);
         true

@@ -18,7 +18,7 @@ use crate::engine::Op;
 use crate::error::Error;
 use crate::ids::RegionId;
 use crate::mem::PeerMapping;
-use crate::mem::copy::{SLOTS_AT_ONCE, copy_slots};
+use crate::mem::copy::{BYTES_AT_ONCE, SLOTS_AT_ONCE, copy_slots};
 
 /// A peer whose pools are mapped here.
 pub(crate) struct Mapped {
@@ -48,7 +48,10 @@ impl Reach for Mapped {
         for group in &op.runs.groups {
             for pool in &group.pools {
                 let remote = self.pools.whole(pool, group.remote_last)?;
-                for slots in group.slots.chunks(SLOTS_AT_ONCE) {
+                let at_once = SLOTS_AT_ONCE
+                    .min(BYTES_AT_ONCE / remote.slot_bytes.max(1))
+                    .max(1);
+                for slots in group.slots.chunks(at_once) {
                     copying.go_on()?;
                     // SAFETY: I-16: the local slots were checked when the transfer was prepared, `whole`
                     // has checked the remote ones and the length; I-21: the engine keeps our memory

@@ -276,22 +276,24 @@ impl Socket {
     }
 
     /// Lets the peer read the last words of this side: a socket that is closed with unread input
-    /// resets the connection and may take them back. Bounded by `bounds` and by a mebibyte.
-    pub(crate) fn linger(&self, bounds: Bounds<'_>) {
+    /// resets the connection and may take them back. Bounded by `bounds` and by a mebibyte. Answers whether
+    /// the peer has closed its end.
+    pub(crate) fn linger(&self, bounds: Bounds<'_>) -> bool {
         self.shutdown_send();
         let mut sink = [0u8; 4096];
         for _ in 0..256 {
             match self.receive_some(&mut sink, None) {
-                Ok(0) => return,
+                Ok(0) => return true,
                 Ok(_) => {}
                 Err(Errno::AGAIN) => {
                     if self.wait(PollFlags::IN, bounds).is_err() {
-                        return;
+                        return false;
                     }
                 }
-                Err(_) => return,
+                Err(errno) => return errno == Errno::CONNRESET,
             }
         }
+        false
     }
 }
 

@@ -31,7 +31,6 @@ pub(crate) use crate::op::Op;
 pub use flight::ArrivalSink;
 pub use handle::{Status, TransferHandle};
 pub use prepared::PreparedTransfer;
-pub use queue::Priority;
 pub use quiesce::{FlightLedger, Outstanding, Quiesced, Unquiet};
 pub use shutdown::ShutdownReport;
 
@@ -212,10 +211,6 @@ impl Engine {
         remote: AgentMetadata,
         told: &Described,
     ) -> Result<PeerId, Error> {
-        if this.is_stopping() {
-            link.close();
-            return Err(ErrorKind::Closed.into());
-        }
         let peer = {
             let mut peers = this.peers.lock();
             let Some(number) = PEERS.take(1) else {
@@ -244,6 +239,11 @@ impl Engine {
             {
                 this.ask_to_let_go(&region, &peer);
             }
+        }
+        // The peer has been told where to write, so an agent that stops must remember it.
+        if this.is_stopping() {
+            this.fail_peer(&peer, Cause::Shutdown);
+            return Err(ErrorKind::Closed.into());
         }
         let started = Self::spawn_worker(this, &peer).and_then(|()| {
             peer.link
@@ -367,13 +367,27 @@ impl Engine {
         }
     }
 
-    /// Forgets the oldest ended connections.
+    /// Forgets the oldest ended connections, but none whose peer may still write: a region that is closed
+    /// later must know of it (I-21).
     fn trim_ended_peers(&self) {
+        let is_ended = |peer: &Arc<Peer>| peer.is_down();
+        let ended: Vec<_> = self.all_peers().into_iter().filter(is_ended).collect();
+        let surplus = ended.len().saturating_sub(ENDED_PEERS_KEPT);
+        let oldest = ended.iter().filter(|peer| !peer.may_still_write());
+        let oldest: Vec<PeerId> = oldest.take(surplus).map(|peer| peer.id).collect();
         let mut peers = self.peers.lock();
-        let ended = || peers.by_id.values().filter(|peer| peer.down().is_some());
-        let surplus = ended().count().saturating_sub(ENDED_PEERS_KEPT);
-        let oldest: Vec<PeerId> = ended().take(surplus).map(|peer| peer.id).collect();
         for id in oldest {
+            peers.by_id.remove(&id);
+        }
+    }
+
+    /// At the shutdown, but for those that may still write (I-21).
+    pub(super) fn forget_peers(&self) {
+        let ended = self.all_peers();
+        let over = ended.iter().filter(|peer| !peer.may_still_write());
+        let over: Vec<PeerId> = over.map(|peer| peer.id).collect();
+        let mut peers = self.peers.lock();
+        for id in over {
             peers.by_id.remove(&id);
         }
     }

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use crate::{
     agent::metadata::AgentMetadata,
-    backend::{Caps, Link, Quiesce},
+    backend::{Access, Caps, Link, Quiesce},
     engine::{handle::Operation, notify, queue::Queue},
     error::{Cause, Error, ErrorKind},
     ids::{Incarnation, OpId, PeerId, PoolId, RegionId},
@@ -158,6 +158,21 @@ impl Peer {
     /// Why the connection has ended, and whether the peer may still write.
     pub(crate) fn down(&self) -> Option<(Cause, Quiesce)> {
         self.in_flight.lock().down.clone()
+    }
+
+    /// Whether the connection has ended and nothing that the peer has begun can land any more. Asked again
+    /// each time: the proof may come after the end.
+    pub(crate) fn is_proven_quiet(&self) -> bool {
+        match self.down() {
+            None => false,
+            Some((_, Quiesce::Proven)) => true,
+            Some(_) => self.link.quiesce() == Quiesce::Proven,
+        }
+    }
+
+    /// Whether the peer writes by itself, and may go on to (I-21).
+    pub(crate) fn may_still_write(&self) -> bool {
+        self.caps.access == Access::Direct && !self.is_proven_quiet()
     }
 
     /// [`Peer::down`] without its lock.

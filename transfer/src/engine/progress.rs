@@ -258,7 +258,7 @@ impl Engine {
             .queue
             .push_engine_frame(notify::encode_revoke(region.id))
             .is_err()
-            && matches!(peer.down(), Some((_, Quiesce::Proven)))
+            && peer.is_proven_quiet()
         {
             region.peer_let_go(peer.id);
         }
@@ -272,6 +272,15 @@ impl Engine {
         self.record(|| Event::RegionRevoked { region: region.id });
         for peer in self.all_peers() {
             self.ask_to_let_go(region, &peer);
+        }
+    }
+
+    /// Asks once more for the proof that connections have ended for good, which may come long after their end.
+    pub(crate) fn ask_for_late_proofs(&self, region: &RegionCore) {
+        for id in region.unheard() {
+            if self.peer(id).is_ok_and(|peer| peer.is_proven_quiet()) {
+                region.peer_let_go(id);
+            }
         }
     }
 

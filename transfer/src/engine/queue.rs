@@ -7,10 +7,10 @@
 //! waits for room.
 //! **Order.** Everything of the foreground, operations and frames alike, leaves in the order in which it came.
 //! A background operation waits until nothing of the foreground is queued, but not for more than
-//! [`TURNS`] operations in a row, and background operations never take more than half of the places.
+//! 16 items in a row, and background operations never take more than half of the places.
 //! **Lock order.** The mutex is a leaf.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use crate::{
     backend::{READ_WINDOW, ReadRequest},
@@ -19,22 +19,9 @@ use crate::{
     engine::handle::Operation,
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
+    priority::{Classes, Priority},
     sync::Arc,
 };
-
-/// Foreground items that may pass a waiting background operation before it gets its turn.
-const TURNS: u32 = 16;
-
-/// Which operations of one peer go first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Priority {
-    /// Somebody waits for the bytes: hand-offs, loads.
-    #[default]
-    Foreground,
-    /// Nobody waits: backups, prefetches. Goes when nothing of the foreground is queued, at the latest after
-    /// 16 items of it; not in order with [`crate::Agent::send`].
-    Background,
-}
 
 /// What the worker does next.
 #[derive(Debug)]
@@ -61,10 +48,7 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    items: VecDeque<Item>,
-    background: VecDeque<Item>,
-    /// Foreground items that have passed the first of the background.
-    passed_count: u32,
+    items: Classes<Item>,
     /// Operations queued or under way.
     op_count: usize,
     /// Those of the background among them.
@@ -135,10 +119,7 @@ impl Queue {
         let item = Item::Operation(operation);
         self.push(|state| {
             state.known.insert(op, known);
-            match priority {
-                Priority::Foreground => state.items.push_back(item),
-                Priority::Background => state.background.push_back(item),
-            }
+            state.items.push(item, priority);
             Ok(())
         })
     }
@@ -150,7 +131,7 @@ impl Queue {
                 return Err(self.full(self.frame_capacity));
             }
             state.frame_count += 1;
-            state.items.push_back(Item::Frame(frame));
+            state.items.push(Item::Frame(frame), Priority::Foreground);
             Ok(())
         })
     }
@@ -159,7 +140,7 @@ impl Queue {
     pub(crate) fn push_engine_frame(&self, frame: Vec<u8>) -> Result<(), Error> {
         self.push(|state| {
             state.frame_count += 1;
-            state.items.push_back(Item::Frame(frame));
+            state.items.push(Item::Frame(frame), Priority::Foreground);
             Ok(())
         })
     }
@@ -174,7 +155,9 @@ impl Queue {
             let has_room = state.request_count < READ_WINDOW;
             if has_room {
                 state.request_count += 1;
-                state.items.push_back(Item::Request(request));
+                state
+                    .items
+                    .push(Item::Request(request), Priority::Foreground);
             }
             has_room
         })
@@ -187,7 +170,9 @@ impl Queue {
         level: crate::Visibility,
     ) -> Result<(), Error> {
         self.push(|state| {
-            state.items.push_back(Item::Forged(arrival, level));
+            state
+                .items
+                .push(Item::Forged(arrival, level), Priority::Foreground);
             Ok(())
         })
     }
@@ -232,19 +217,14 @@ impl Queue {
             state.progress = None;
             state.frame_count = 0;
             state.request_count = 0;
-            let background = std::mem::take(&mut state.background);
-            std::mem::take(&mut state.items)
-                .into_iter()
-                .chain(background)
-                .collect()
+            state.items.take_all()
         })
     }
 
     /// Blocks until every frame was taken by the worker, or the queue is closed; `false` at the deadline.
     pub(crate) fn wait_drained(&self, deadline: Deadline) -> bool {
         let drained = |state: &mut State| {
-            (state.closed.is_some()
-                || (state.items.is_empty() && state.background.is_empty() && state.op_count == 0))
+            (state.closed.is_some() || (state.items.is_empty() && state.op_count == 0))
                 .then_some(())
         };
         self.state.wait(deadline, drained).is_some()
@@ -293,26 +273,11 @@ impl State {
         if let Some(counter) = self.progress.take() {
             return Some(Item::Progress(counter));
         }
-        let item = self.pop_by_priority()?;
+        let item = self.items.pop()?;
         match item {
             Item::Frame(_) => self.frame_count -= 1,
             Item::Request(_) => self.request_count -= 1,
             _ => {}
-        }
-        Some(item)
-    }
-}
-
-impl State {
-    fn pop_by_priority(&mut self) -> Option<Item> {
-        let is_its_turn = self.items.is_empty() || self.passed_count >= TURNS;
-        if is_its_turn && let Some(item) = self.background.pop_front() {
-            self.passed_count = 0;
-            return Some(item);
-        }
-        let item = self.items.pop_front()?;
-        if !self.background.is_empty() {
-            self.passed_count += 1;
         }
         Some(item)
     }
@@ -350,6 +315,7 @@ impl Drop for OpSlot {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::priority::TURNS;
 
     #[test]
     fn a_full_queue_is_retryable_and_a_freed_place_is_taken() {
@@ -393,7 +359,7 @@ mod tests {
         let background = Item::Frame(vec![0]);
         queue.state.with(|state| {
             state.frame_count += 1;
-            state.background.push_back(background);
+            state.items.push(background, Priority::Background);
         });
         for number in 1..=TURNS + 2 {
             queue.push_frame(vec![number as u8]).unwrap();

@@ -55,7 +55,7 @@ impl Engine {
             let _ = handle.join();
         }
         self.events.update(|events| events.close());
-        self.peers.lock().by_id.clear();
+        self.forget_peers();
         ShutdownReport {
             unquiet_flights: flights
                 .iter()

@@ -26,8 +26,9 @@ unsafe fn copy_run(src: &SlotRun, dst: &SlotRun) {
     }
 }
 
-/// Slots that are copied between two looks at what may stop a copy.
+/// Slots, and bytes, that are copied between two looks at what may stop a copy: whichever comes first.
 pub(crate) const SLOTS_AT_ONCE: usize = 512;
+pub(crate) const BYTES_AT_ONCE: usize = 4 << 20;
 
 /// Copies slots from one pool to another; neighbours on both sides as one stretch. `is_read` says that the
 /// remote slots are the source.

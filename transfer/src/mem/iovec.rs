@@ -323,6 +323,7 @@ mod tests {
 
     fn op(run: SlotRun) -> PostedOp {
         PostedOp {
+            priority: crate::Priority::Foreground,
             id: OpId(1),
             op: crate::Op::Write,
             runs: Arc::new(RunPairs::default()),

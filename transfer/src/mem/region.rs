@@ -143,6 +143,10 @@ impl RegionCore {
         self.unheard.update(|peers| peers.remove(&peer));
     }
 
+    pub(crate) fn unheard(&self) -> Vec<PeerId> {
+        self.unheard.with(|peers| peers.iter().copied().collect())
+    }
+
     pub(crate) fn unheard_peers(&self) -> u64 {
         self.unheard.with(|peers| peers.len() as u64)
     }

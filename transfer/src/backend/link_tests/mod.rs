@@ -329,6 +329,7 @@ fn op(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
     PostedOp {
         id: OpId(id),
         op: Op::Write,
+        priority: crate::Priority::Foreground,
         bytes: local.payload_bytes(),
         runs: Arc::new(RunPairs::of([(local, remote)])),
         arrival: Some(Arrival {

@@ -9,6 +9,7 @@ fn read(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
     PostedOp {
         id: OpId(id),
         op: Op::Read,
+        priority: crate::Priority::Foreground,
         runs,
         bytes,
         arrival: None,
@@ -234,4 +235,27 @@ fn closing_beside_an_unanswered_read_proves_that_nothing_comes() {
     let _ = pair.b_link.serve(&request, source);
     assert_eq!(pair.a.byte(5), 0);
     assert!(pair.a.seen.lock().is_empty());
+}
+
+#[test]
+fn parts_of_the_foreground_are_asked_for_first() {
+    use crate::backend::reads::Reads;
+    let host = Host::new("reader");
+    let reads = Reads::new();
+    let mut words = Vec::new();
+    for (id, priority) in [
+        (1, crate::Priority::Background),
+        (2, crate::Priority::Foreground),
+    ] {
+        reads.add(&PostedOp {
+            priority,
+            ..read(&host, id, (0, 1), 0)
+        });
+    }
+    let mut asked = Vec::new();
+    while reads.ask(&mut words) {
+        let request = asked.len() as u64;
+        asked.push(reads.take(request).unwrap().op);
+    }
+    assert_eq!(asked, [OpId(2), OpId(1)]);
 }
