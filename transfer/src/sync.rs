@@ -7,7 +7,7 @@
 //!
 //! What loom cannot do is left out on purpose: no weak references, no timed wait that expires (a deadline
 //! under loom never passes), no statics but
-//! [`ProcessNumbers`].
+//! the counters of ids.
 
 pub use self::arm::*;
 
