@@ -10,6 +10,7 @@
 
 use bytes::Bytes;
 
+#[cfg_attr(kv_loom, allow(unused_imports))] // For backends.
 pub(crate) use super::encode::{
     append_ack, append_arrival, append_bye, append_data, append_hello, append_memory,
     append_message, append_metadata, append_nack, append_no_data, append_place, append_probe,
