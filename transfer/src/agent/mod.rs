@@ -286,8 +286,9 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] (retryable) when nobody listens, [`ErrorKind::VersionMismatch`] and
-    /// [`ErrorKind::HandshakeRefused`] with the reason of either side, [`ErrorKind::DeadlineExceeded`],
-    /// [`ErrorKind::InvalidArgument`], [`ErrorKind::System`], [`ErrorKind::Closed`].
+    /// [`ErrorKind::HandshakeRefused`] with the reason of either side, [`ErrorKind::PeerLost`] when the other
+    /// one ended, [`ErrorKind::DeadlineExceeded`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`],
+    /// [`ErrorKind::Closed`].
     #[cfg(not(kv_loom))]
     pub fn connect(&self, address: &Address, deadline: Deadline) -> Result<PeerId, Error> {
         links::connect(self.engine(), address, deadline)

@@ -21,7 +21,7 @@ use super::channel::Channel;
 use super::cma::Visited;
 use super::handshake::{self, Greeting, HandshakeError, Offer, OwnRegion, Way};
 use super::neighbour::NeighbourLink;
-use super::process::PeerProcess;
+use super::process::{NoProcess, PeerProcess};
 #[cfg(feature = "one-sided")]
 use super::rma;
 use super::shm::Mapped;
@@ -276,7 +276,7 @@ impl Greeter {
 ///
 /// # Errors
 /// [`ErrorKind::Unreachable`], [`ErrorKind::HandshakeRefused`], [`ErrorKind::VersionMismatch`],
-/// [`ErrorKind::DeadlineExceeded`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`].
+/// [`ErrorKind::PeerLost`], [`ErrorKind::DeadlineExceeded`], [`ErrorKind::InvalidArgument`], [`ErrorKind::System`].
 pub(crate) fn connect(
     address: &Address,
     deadline: Deadline,
@@ -437,6 +437,13 @@ impl Failure {
                 theirs,
             }
             .into(),
+            // It has said nothing against this side; it is gone.
+            Self::Handshake(HandshakeError::Stream(
+                end @ (StreamEnd::Closed | StreamEnd::Cut | StreamEnd::PeerDead | StreamEnd::Io(_)),
+            )) => ErrorKind::PeerLost {
+                reason: format!("{end}, in the handshake with {address}"),
+            }
+            .into(),
             Self::Handshake(HandshakeError::Probe(failure)) => ErrorKind::ProbeFailed {
                 address,
                 pid: failure.pid,
@@ -463,7 +470,12 @@ enum Met {
 
 impl Met {
     fn of(address: &Address, socket: &Socket) -> Result<Self, HandshakeError> {
-        let process = || PeerProcess::of(socket).map_err(HandshakeError::ByUs);
+        let process = || {
+            PeerProcess::of(socket).map_err(|why| match why {
+                NoProcess::Ended => HandshakeError::Stream(StreamEnd::PeerDead),
+                NoProcess::Refused(reason) => HandshakeError::ByUs(reason),
+            })
+        };
         Ok(match address.backend() {
             BackendKind::Shm => Self::Mapping(process()?),
             BackendKind::Cma => Self::Visiting(process()?),

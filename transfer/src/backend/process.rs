@@ -16,6 +16,15 @@ pub(crate) struct PeerProcess {
     pid: Pid,
 }
 
+/// Why there is no process to watch at the other end.
+#[derive(Debug)]
+pub(crate) enum NoProcess {
+    /// It has ended.
+    Ended,
+    /// It is none to talk to; a sentence for the refusal.
+    Refused(String),
+}
+
 impl AsFd for PeerProcess {
     /// The pidfd: readable when the process has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -31,22 +40,22 @@ impl PeerProcess {
     /// then proves that the process with that number was still the one that connected.
     ///
     /// # Errors
-    /// A sentence for the refusal.
-    pub(crate) fn of(socket: impl AsFd) -> Result<Self, String> {
+    /// See [`NoProcess`].
+    pub(crate) fn of(socket: impl AsFd) -> Result<Self, NoProcess> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)
-            .map_err(|errno| format!("peer credentials: {errno}"))?;
+            .map_err(|errno| NoProcess::Refused(format!("peer credentials: {errno}")))?;
         let own = rustix::process::geteuid();
         if peer.uid != own {
-            return Err(format!(
+            return Err(NoProcess::Refused(format!(
                 "peer runs as user {}, this process as {}",
                 peer.uid.as_raw(),
                 own.as_raw()
-            ));
+            )));
         }
         let pidfd = match shm::peer_pidfd(socket.as_fd()) {
             Ok(pidfd) => pidfd,
             Err(Errno::NOPROTOOPT | Errno::INVAL) => pidfd_by_number(peer.pid)?,
-            Err(errno) => return Err(format!("process of the peer cannot be watched: {errno}")),
+            Err(errno) => return Err(unwatched(errno)),
         };
         let pid = peer.pid;
         Ok(Self { pidfd, pid })
@@ -73,7 +82,13 @@ impl PeerProcess {
     }
 }
 
-fn pidfd_by_number(pid: Pid) -> Result<OwnedFd, String> {
-    pidfd_open(pid, PidfdFlags::empty())
-        .map_err(|errno| format!("process of the peer cannot be watched: {errno}"))
+fn pidfd_by_number(pid: Pid) -> Result<OwnedFd, NoProcess> {
+    pidfd_open(pid, PidfdFlags::empty()).map_err(unwatched)
+}
+
+fn unwatched(errno: Errno) -> NoProcess {
+    match errno {
+        Errno::SRCH => NoProcess::Ended,
+        _ => NoProcess::Refused(format!("process of the peer cannot be watched: {errno}")),
+    }
 }

@@ -311,7 +311,11 @@ impl Run {
         if self.stdout().contains("MISMATCH") {
             surprises.push("a mismatch verdict".to_owned());
         }
-        surprises.extend(judge_launcher(victim, blow, launcher_code, has_verdict));
+        if let Some(text) = judge_launcher(victim, blow, launcher_code, has_verdict) {
+            let last_line = self.stderr.last().map_or("", String::as_str);
+            eprintln!("kill: the last line of the launcher: {last_line}");
+            surprises.push(text);
+        }
         for (name, code) in &orphan_codes {
             if ![0, 3, -9].contains(code) {
                 surprises.push(format!("{name} ended with {code}"));

@@ -212,6 +212,25 @@ fn an_address_in_use_and_one_without_a_listener_are_named() {
     }
 }
 
+/// Nobody has refused anything: the other side is gone, before its first word or inside one.
+#[test]
+fn a_peer_that_ends_in_the_handshake_is_lost() {
+    for spoken in [0, 1, hello().len() / 2, hello().len()] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&hello()[..spoken]).unwrap();
+        });
+        let error = connect(&address, soon(), &*Host::new("a")).err().unwrap();
+        peer.join().unwrap();
+        assert!(
+            matches!(error.kind(), ErrorKind::PeerLost { reason } if reason.contains(&address.to_string())),
+            "{spoken}: {error}"
+        );
+    }
+}
+
 #[test]
 fn memory_that_does_not_fit_the_metadata_is_refused() {
     struct Liar(Arc<Host>);
