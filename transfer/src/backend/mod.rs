@@ -28,6 +28,8 @@ mod parts;
 pub(crate) mod process;
 #[cfg(not(kv_loom))]
 mod reads;
+#[cfg(not(kv_loom))]
+mod refusal;
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 #[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
 pub(crate) mod rma;
