@@ -6,6 +6,20 @@ use std::ptr::without_provenance_mut;
 
 use kvgate::kv_last_error_message;
 
+/// Calls and demands a status.
+macro_rules! is {
+    ($status:ident, $call:expr) => {{
+        // SAFETY: live handles and local values.
+        let status = unsafe { $call };
+        let expected = kv_status::$status;
+        assert_eq!(status, expected, "{}: {}", stringify!($call), message());
+    }};
+    ($status:ident, $what:expr, $call:expr) => {{
+        is!($status, $call);
+        assert!(message().contains($what), "{}", message());
+    }};
+}
+
 /// The message of the last failure of this thread.
 pub(crate) fn message() -> String {
     // SAFETY: the string of this thread, which nothing replaces meanwhile.
@@ -14,6 +28,9 @@ pub(crate) fn message() -> String {
         .unwrap()
         .to_owned()
 }
+
+/// How long a test waits for what has to come.
+pub(crate) const PATIENCE_MS: u64 = 10_000;
 
 /// Handles that do not exist: small numbers, odd ones, and an address of the stack.
 pub(crate) fn made_up<T>() -> [*mut T; 4] {
@@ -69,3 +86,6 @@ macro_rules! sized {
         value
     }};
 }
+
+pub(crate) mod side;
+pub(crate) mod world;
