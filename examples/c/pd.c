@@ -16,12 +16,12 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvgate.h"
+#include "must.h"
 
 enum {
   PROMPT_TOKENS = 300,
@@ -48,29 +48,6 @@ struct note {
   uint32_t layer;
   uint64_t room;
 };
-
-static const char *role = "decode";
-
-static void fail(int line, const char *what, enum kv_status status) {
-  fprintf(stderr, "%s: line %d: %s: %s: %s\n", role, line, what, kv_status_name(status),
-          kv_last_error_message());
-  exit(1);
-}
-
-/* A call that has to end in one particular way; MUST: well. */
-#define MUST_BE(expected, call)                                \
-  do {                                                         \
-    enum kv_status status_ = (call);                           \
-    if (status_ != (expected)) fail(__LINE__, #call, status_); \
-  } while (0)
-#define MUST(call) MUST_BE(KV_STATUS_OK, call)
-
-static void require(int is_so, const char *what) {
-  if (!is_so) {
-    fprintf(stderr, "%s: it does not hold that %s\n", role, what);
-    exit(1);
-  }
-}
 
 /* One side: a cache of which another process can be told. */
 struct side {
@@ -195,15 +172,22 @@ static kv_layer *await_layer(const struct side *side, const kv_read_lease *lease
   }
 }
 
+/* The page that holds an entry of a component. */
+static struct kv_page page_of(const kv_layer *layer, const struct kv_component_info *info,
+                              uint32_t component, uint32_t entry) {
+  struct kv_page page = {.struct_bytes = sizeof page};
+  MUST(kv_layer_page(layer, component, 0, &page));
+  MUST(kv_layer_page(layer, component, entry / info->entries_per_page % page.page_count, &page));
+  return page;
+}
+
 /* Compares the page that holds an entry with what was sent. */
 static void compare(const struct side *side, const kv_layer *layer, uint64_t room, uint32_t number,
                     uint32_t component, uint32_t entry) {
   struct kv_component_info info = {.struct_bytes = sizeof info};
-  struct kv_page page = {.struct_bytes = sizeof page};
   MUST(kv_schema_component(side->schema, number, component, &info));
   if (!info.is_present) return;
-  MUST(kv_layer_page(layer, component, 0, &page));
-  MUST(kv_layer_page(layer, component, entry / info.entries_per_page % page.page_count, &page));
+  const struct kv_page page = page_of(layer, &info, component, entry);
   const unsigned char *bytes = page.address;
   for (uint64_t i = 0; i < page.length_bytes; i++) {
     require(bytes[i] == content(room, number, component), "the rows are those that were written");
@@ -221,16 +205,29 @@ static void read_layer(const struct side *side, const struct receiving *receivin
   MUST(kv_layer_release(layer));
 }
 
-/* Writes where the rows of the next token go, with the one right to do that. */
-static void append(const struct receiving *receiving) {
-  struct kv_page page = {.struct_bytes = sizeof page};
+/* Writes the row of the next token, with the one right to do that. The page holds rows of the prompt as well:
+ * those stay as they are. */
+static void append(const struct side *side, const struct receiving *receiving) {
+  const uint32_t component = KV_COMPONENT_SWA_LATENT, token = PROMPT_TOKENS;
+  struct kv_component_info info = {.struct_bytes = sizeof info};
   kv_read_lease *lease = NULL;
   kv_layer *layer = NULL;
+  MUST(kv_schema_component(side->schema, 0, component, &info));
   MUST(kv_flight_lease(receiving->flight, KV_ACCESS_APPEND, &lease));
   MUST(kv_read_lease_layer(lease, 0, 0, &layer));
-  MUST(kv_layer_page(layer, KV_COMPONENT_SWA_LATENT, 0, &page));
+  const struct kv_page page = page_of(layer, &info, component, token);
   require(page.is_writable == 1, "the page may be written");
-  memset(page.address, 0, page.length_bytes);
+  unsigned char *bytes = page.address;
+  const uint64_t row = token % info.rows_per_page;
+  const uint64_t data = row * info.data_stride_bytes;
+  const uint64_t scales = info.scale_offset_bytes + row * info.scale_stride_bytes;
+  memset(bytes + data, 0, info.data_stride_bytes);
+  memset(bytes + scales, 0, info.scale_stride_bytes);
+  uint64_t written = 0;
+  for (uint64_t i = 0; i < page.length_bytes; i++) {
+    written += bytes[i] != content(receiving->room, 0, component);
+  }
+  require(written == info.data_stride_bytes + info.scale_stride_bytes, "one row has changed");
   MUST(kv_layer_release(layer));
   MUST(kv_read_lease_release(lease));
 }
@@ -247,7 +244,7 @@ static void receive(const struct side *side) {
     }
     say(side, (struct note){.kind = USED, .layer = number, .room = receiving.room}, NULL, 0);
   }
-  append(&receiving);
+  append(side, &receiving);
   MUST(kv_read_lease_release(receiving.lease));
   MUST(kv_flight_close(receiving.flight));
   MUST(kv_flight_wait_quiet(receiving.flight, PATIENCE_MS));

@@ -13,12 +13,12 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvgate.h"
+#include "must.h"
 
 enum {
   SLOT_BYTES = 4096,
@@ -36,35 +36,6 @@ struct note {
   uint32_t stage;
   uint64_t epoch;
 };
-
-static const char *role = "decode";
-
-static void fail(int line, const char *what, enum kv_status status) {
-  fprintf(stderr, "%s: line %d: %s: %s: %s\n", role, line, what, kv_status_name(status),
-          kv_last_error_message());
-  exit(1);
-}
-
-/* Every call of the library is checked. */
-#define MUST(call)                                                \
-  do {                                                            \
-    enum kv_status status_ = (call);                              \
-    if (status_ != KV_STATUS_OK) fail(__LINE__, #call, status_);  \
-  } while (0)
-
-/* A call that has to be refused in one particular way. */
-#define MUST_BE(expected, call)                               \
-  do {                                                        \
-    enum kv_status status_ = (call);                          \
-    if (status_ != (expected)) fail(__LINE__, #call, status_); \
-  } while (0)
-
-static void require(int is_so, const char *what) {
-  if (!is_so) {
-    fprintf(stderr, "%s: it does not hold that %s\n", role, what);
-    exit(1);
-  }
-}
 
 /* Registered slots. */
 struct slots {

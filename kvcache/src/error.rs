@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kvgate_transfer::BarrierError;
+use kvgate_transfer::{BarrierError, Incarnation};
 
 use crate::ids::{LayerId, Room};
 use crate::page::SlotFault;
@@ -133,6 +133,16 @@ pub enum ErrorKind {
     },
     /// The pools are not registered with an agent.
     NotRegistered,
+    /// The registration of the pools is being ended, by another thread or by a call that ran out of time:
+    /// nothing new begins with them.
+    Unregistering,
+    /// The pools are registered with another agent: their names mean nothing to this one.
+    OtherAgent {
+        /// The one that they are registered with.
+        registered: Incarnation,
+        /// The one that was given.
+        found: Incarnation,
+    },
     /// The flight is armed already.
     AlreadyArmed,
     /// The transfer crate refused; the source says why.
@@ -316,6 +326,11 @@ impl fmt::Display for ErrorKind {
                 "layer {layer} needs {needed_tokens} written tokens, the witness proves {written_tokens}"
             ),
             ErrorKind::NotRegistered => f.write_str("the pools are not registered with an agent"),
+            ErrorKind::Unregistering => f.write_str("the registration of the pools is being ended"),
+            ErrorKind::OtherAgent { registered, found } => write!(
+                f,
+                "the pools are registered with another agent: {registered}, not {found}"
+            ),
             ErrorKind::AlreadyArmed => f.write_str("the flight is armed already"),
             ErrorKind::Transfer => f.write_str("transfer"),
             ErrorKind::InvalidRequest {

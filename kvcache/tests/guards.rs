@@ -114,6 +114,30 @@ fn pending_pages_are_not_evicted() {
     assert_eq!(tree.page_counts(), (0, 1));
 }
 
+/// Both agents are connected to the writer; the names of the pools are those of one.
+#[test]
+fn a_flight_is_armed_with_the_agent_of_its_pools() {
+    let pair = pair(4, 4, 4);
+    let third = Agent::builder("third").build().unwrap();
+    let (to_sender, _) = Agent::connect_local(&third, &pair.sender).unwrap();
+    let lease = pair.target.reserve(256, Room(1)).unwrap();
+    let writers = [(to_sender, WriterRank(0))];
+    let flight = lease.into_inflight(&pair.plan(256), Epoch(1), &writers);
+    let mut flight = flight.map_err(|refused| refused.1).unwrap();
+    let error = flight.arm(&third, None).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::OtherAgent { .. }),
+        "{error}"
+    );
+    assert!(pair.target.pool_ids_of(&third).is_err());
+    let pools = pair.target.pool_ids_of(&pair.receiver).unwrap();
+    assert_eq!(Some(pools), pair.target.pool_ids());
+    pair.target.unregister(deadline()).unwrap();
+    let error = flight.arm(&pair.receiver, None).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::NotRegistered);
+    assert!(flight.close().poll(), "no writer was promised anything");
+}
+
 /// A flight that was never armed ends: nothing has failed, and nothing will ever land.
 #[test]
 fn a_flight_that_ends_before_it_is_armed_leaves_the_tree() {

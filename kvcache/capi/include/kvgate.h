@@ -63,8 +63,8 @@ typedef enum kv_status {
   KV_STATUS_INVALID_ARGUMENT = 1,
   // Good arguments at the wrong moment, such as arming a flight twice.
   KV_STATUS_INVALID_STATE = 2,
-  // The time is over and the answer is not there yet. Nothing else has changed; ask again, or poll
-  // the event descriptor of the agent.
+  // The time is over and the answer is not there yet. Nothing else has changed; ask again, or, where
+  // `kv_agent_event_fd` names the call, poll the event descriptor of the agent.
   KV_STATUS_TIMED_OUT = 3,
   // The flight is not armed: every gate of it is closed.
   KV_STATUS_NOT_ARMED = 4,
@@ -405,7 +405,7 @@ typedef struct kv_event {
   // that it was told about stays in use for good.
   uint32_t is_proven;
   // What comes with the event; never NULL. It belongs to the library and is good until the same
-  // thread asks for another event. Text ends with a zero byte that `length_bytes` does not count.
+  // thread asks for another event or ends. Text ends with a zero byte that `length_bytes` does not count.
   const uint8_t *bytes;
   // How many bytes.
   size_t length_bytes;
@@ -646,8 +646,8 @@ extern "C" {
 uint32_t kv_abi_version(void);
 
 // The message of the last call of this thread that did not return `KV_STATUS_OK`: one line of UTF-8, never
-// NULL, empty before the first failure. It stays as it is until the next failing call of the same
-// thread.
+// NULL, empty before the first failure. The text belongs to the thread: the pointer is good until the next
+// failing call of the same thread or the end of that thread, so copy it to keep it or to hand it to another.
 const char *kv_last_error_message(void);
 
 // The name of a status in words, such as "timed out"; "no such status" for a value that is none. A
@@ -749,7 +749,12 @@ enum kv_status kv_agent_next_event(const struct kv_agent *agent,
 
 // A descriptor for `poll` or `epoll` (an eventfd). It becomes readable when something may have changed
 // that a call for this agent has answered with `KV_STATUS_TIMED_OUT`, or with a state that is not final:
-// an event, the end of a transfer, the gate of a flight, the quiet of a flight.
+// an event (`kv_agent_next_event`), the end of a transfer (`kv_transfer_wait`, `kv_transfer_status`), the gate
+// of a flight (`kv_flight_wait`, `kv_flight_check`, `kv_flight_verify`, `kv_read_lease_layer`), the quiet of a
+// flight (`kv_flight_wait_quiet`), the quiet of the slots of a writer (`kv_write_lease_close`, if its pools were
+// registered with this agent at that time). Whoever was told that a flight is not armed is woken when it is
+// armed or ended. No other call leaves anything with the descriptor: not `kv_agent_connect`, and none that
+// answers `KV_STATUS_BUSY` or `KV_STATUS_FULL`.
 //
 // Read eight bytes from it to clear it, *then* ask again for everything that is awaited. It is readable
 // at first, so a loop of poll, read and ask needs no special beginning. Do not write to it and do not
@@ -794,7 +799,8 @@ enum kv_status kv_region_pool(const struct kv_region *region, uint32_t index, ui
 // has let go of it or is proven dead.
 //
 // `KV_STATUS_BUSY` when that is not so within `timeout_ms`: the region takes no new operation, its memory
-// stays mapped, and closing it can be tried again. `KV_STATUS_CLOSED` when it is closed already.
+// stays mapped, and closing it can be tried again. `KV_STATUS_BUSY` also, at once, while another thread waits
+// in this call. `KV_STATUS_CLOSED` when it is closed already, and in no other case.
 enum kv_status kv_region_close(const struct kv_region *region,
                                uint64_t timeout_ms);
 
@@ -879,11 +885,13 @@ enum kv_status kv_flight_create(const struct kv_agent *agent,
 
 // Begins to count what arrives. Call it once, before a writer is told where to write.
 //
-// `KV_STATUS_INVALID_STATE` when it was armed before.
+// `KV_STATUS_INVALID_STATE` when it was armed before, or the pools of its cache are not registered;
+// `KV_STATUS_INVALID_ARGUMENT` when they are registered with another agent than that of the flight;
+// `KV_STATUS_BUSY` when the end of their registration has begun.
 enum kv_status kv_flight_arm(const struct kv_flight *flight);
 
-// The state of one gate now. Never blocks. When it is not final, the agent's event descriptor becomes
-// readable when it may have changed.
+// The state of one gate now. Never blocks. When it is pending, the agent's event descriptor becomes readable
+// when it may have changed; when the flight is not armed, once it is armed or ended.
 enum kv_status kv_flight_check(const struct kv_flight *flight,
                                uint32_t stage,
                                struct kv_stage *answer);
@@ -969,13 +977,16 @@ enum kv_status kv_pools_create(const struct kv_schema *schema,
 // Registers the pools with an agent, once. Peers that connect later learn of them, so register before
 // connecting.
 //
-// `KV_STATUS_INVALID_STATE` when they are registered already.
+// `KV_STATUS_INVALID_STATE` when they are registered already, also while `kv_pools_unregister` waits.
 enum kv_status kv_pools_register(const struct kv_pools *pools,
                                  const struct kv_agent *agent);
 
 // Ends the registration once no operation and no peer uses the memory. Blocks at most `timeout_ms`.
 //
-// `KV_STATUS_BUSY` when that is not so in time: the pools take no new operation and can be asked again.
+// Answers `KV_STATUS_OK` when there is no registration.
+//
+// `KV_STATUS_BUSY` when that is not so in time: the pools stay registered, take no new operation and can be asked
+// again. `KV_STATUS_BUSY` also, at once, while another thread waits in this call.
 enum kv_status kv_pools_unregister(const struct kv_pools *pools,
                                    uint64_t timeout_ms);
 
@@ -1029,8 +1040,10 @@ enum kv_status kv_write_lease_commit(const struct kv_write_lease *lease,
 // Ends a write lease: its slots are free once every operation that reads them has ended and every
 // `kv_written` of it is released. Waits for that at most `timeout_ms`; 0 only looks.
 //
-// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. `KV_STATUS_BUSY` while a
-// layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has changed.
+// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. The event descriptor of the
+// agent that the pools are registered with tells when; for pools without an agent nothing does.
+// `KV_STATUS_BUSY` while a layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has
+// changed.
 enum kv_status kv_write_lease_close(const struct kv_write_lease *lease,
                                     uint64_t timeout_ms);
 
@@ -1103,7 +1116,8 @@ enum kv_status kv_write_lease_expect(const struct kv_write_lease *lease,
 // `capacity` is smaller and the call fails.
 //
 // `KV_STATUS_INVALID_STATE` before the flight is armed: until then nobody may write. Also when the pools are not
-// registered.
+// registered any more; `KV_STATUS_BUSY` when the end of their registration has begun, `KV_STATUS_INVALID_ARGUMENT`
+// when they are registered with another agent meanwhile.
 enum kv_status kv_flight_offer(const struct kv_flight *flight,
                                uint8_t *buffer,
                                size_t capacity,

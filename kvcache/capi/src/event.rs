@@ -40,7 +40,7 @@ pub struct kv_event {
     /// that it was told about stays in use for good.
     pub is_proven: u32,
     /// What comes with the event; never NULL. It belongs to the library and is good until the same
-    /// thread asks for another event. Text ends with a zero byte that `length_bytes` does not count.
+    /// thread asks for another event or ends. Text ends with a zero byte that `length_bytes` does not count.
     pub bytes: *const u8,
     /// How many bytes.
     pub length_bytes: usize,
@@ -138,7 +138,12 @@ fn describe(event: AgentEvent) -> Result<Described, Failure> {
 
 /// A descriptor for `poll` or `epoll` (an eventfd). It becomes readable when something may have changed
 /// that a call for this agent has answered with `KV_STATUS_TIMED_OUT`, or with a state that is not final:
-/// an event, the end of a transfer, the gate of a flight, the quiet of a flight.
+/// an event (`kv_agent_next_event`), the end of a transfer (`kv_transfer_wait`, `kv_transfer_status`), the gate
+/// of a flight (`kv_flight_wait`, `kv_flight_check`, `kv_flight_verify`, `kv_read_lease_layer`), the quiet of a
+/// flight (`kv_flight_wait_quiet`), the quiet of the slots of a writer (`kv_write_lease_close`, if its pools were
+/// registered with this agent at that time). Whoever was told that a flight is not armed is woken when it is
+/// armed or ended. No other call leaves anything with the descriptor: not `kv_agent_connect`, and none that
+/// answers `KV_STATUS_BUSY` or `KV_STATUS_FULL`.
 ///
 /// Read eight bytes from it to clear it, *then* ask again for everything that is awaited. It is readable
 /// at first, so a loop of poll, read and ask needs no special beginning. Do not write to it and do not

@@ -135,14 +135,16 @@ fn chunk_spec(chunk: &kv_chunk) -> Outcome<ChunkSpec> {
 
 /// Begins to count what arrives. Call it once, before a writer is told where to write.
 ///
-/// `KV_STATUS_INVALID_STATE` when it was armed before.
+/// `KV_STATUS_INVALID_STATE` when it was armed before, or the pools of its cache are not registered;
+/// `KV_STATUS_INVALID_ARGUMENT` when they are registered with another agent than that of the flight;
+/// `KV_STATUS_BUSY` when the end of their registration has begun.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_flight_arm(flight: *const kv_flight) -> kv_status {
     guard(|| kv_flight::open(flight)?.arm())
 }
 
-/// The state of one gate now. Never blocks. When it is not final, the agent's event descriptor becomes
-/// readable when it may have changed.
+/// The state of one gate now. Never blocks. When it is pending, the agent's event descriptor becomes readable
+/// when it may have changed; when the flight is not armed, once it is armed or ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_flight_check(
     flight: *const kv_flight,

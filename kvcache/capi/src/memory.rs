@@ -1,9 +1,10 @@
 //! Memory and its registration.
 
 use std::ffi::{c_char, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvgate_transfer::{Deadline, Memory, MemoryRegion, PoolGeometry};
+use kvgate_transfer::{Deadline, Error, Memory, MemoryRegion, PoolGeometry};
 
 use crate::agent::kv_agent;
 use crate::arg;
@@ -74,9 +75,54 @@ pub struct kv_region {
 }
 
 pub(crate) struct RegionObject {
-    /// `None` while a call closes it, and once it is closed.
-    region: Mutex<Option<MemoryRegion>>,
+    /// Held across no wait.
+    phase: Mutex<Phase>,
     pools: Vec<u32>,
+}
+
+enum Phase {
+    Open(MemoryRegion),
+    /// A thread waits for its end.
+    Closing,
+    Closed,
+}
+
+type Closed = Result<(), (MemoryRegion, Error)>;
+
+impl RegionObject {
+    fn new(region: MemoryRegion) -> Self {
+        let pools = region.pools().iter().map(|pool| pool.0).collect();
+        let phase = Mutex::new(Phase::Open(region));
+        Self { phase, pools }
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close_by(&self, close: impl FnOnce(MemoryRegion) -> Closed) -> Outcome<()> {
+        let region = self.take()?;
+        let (phase, outcome) = match close(region) {
+            Ok(()) => (Phase::Closed, Ok(())),
+            Err((region, error)) => (Phase::Open(region), Err(Failure::from(error))),
+        };
+        *self.phase() = phase;
+        outcome
+    }
+
+    /// The region, for the one thread that closes it.
+    fn take(&self) -> Outcome<MemoryRegion> {
+        let mut phase = self.phase();
+        let (status, message) = match mem::replace(&mut *phase, Phase::Closing) {
+            Phase::Open(region) => return Ok(region),
+            Phase::Closing => (kv_status::Busy, "another thread is closing the region"),
+            Phase::Closed => {
+                *phase = Phase::Closed;
+                (kv_status::Closed, "the region is closed")
+            }
+        };
+        Err(Failure::new(status, message))
+    }
 }
 
 handle!(kv_region => RegionObject, "region");
@@ -172,9 +218,7 @@ pub unsafe extern "C" fn kv_agent_register(
             .map(kv_pool_geometry::parse)
             .collect::<Outcome<_>>()?;
         let region = agent.agent.register(Arc::clone(&memory), &pools)?;
-        let pools = region.pools().iter().map(|pool| pool.0).collect();
-        let region = Mutex::new(Some(region));
-        out.set(kv_region::create(RegionObject { region, pools }));
+        out.set(kv_region::create(RegionObject::new(region)));
         Ok(())
     })
 }
@@ -206,21 +250,13 @@ pub unsafe extern "C" fn kv_region_pool(
 /// has let go of it or is proven dead.
 ///
 /// `KV_STATUS_BUSY` when that is not so within `timeout_ms`: the region takes no new operation, its memory
-/// stays mapped, and closing it can be tried again. `KV_STATUS_CLOSED` when it is closed already.
+/// stays mapped, and closing it can be tried again. `KV_STATUS_BUSY` also, at once, while another thread waits
+/// in this call. `KV_STATUS_CLOSED` when it is closed already, and in no other case.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_region_close(region: *const kv_region, timeout_ms: u64) -> kv_status {
     guard(|| {
         let region = kv_region::open(region)?;
-        let slot = || region.region.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(open) = slot().take() else {
-            let message = "the region is closed, or another thread is closing it";
-            return Err(Failure::new(kv_status::Closed, message));
-        };
-        open.close(Deadline::after_ms(timeout_ms))
-            .map_err(|(open, error)| {
-                *slot() = Some(open);
-                Failure::from(error)
-            })
+        region.close_by(|open| open.close(Deadline::after_ms(timeout_ms)))
     })
 }
 
@@ -229,4 +265,39 @@ pub unsafe extern "C" fn kv_region_close(region: *const kv_region, timeout_ms: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_region_release(region: *mut kv_region) -> kv_status {
     guard(|| kv_region::release(region))
+}
+
+#[cfg(test)]
+mod tests {
+    use kvgate_transfer::{Agent, ErrorKind};
+
+    use super::*;
+
+    fn close(region: &RegionObject) -> Option<kv_status> {
+        let within = Deadline::after_ms(5_000);
+        let closed = region.close_by(|open| open.close(within));
+        closed.err().map(|failure| failure.status())
+    }
+
+    /// What a second thread finds while the first one waits in its close, which then runs out of time.
+    #[test]
+    fn a_region_is_closed_when_its_close_has_succeeded() {
+        let agent = Agent::builder("owner").build().unwrap();
+        let memory = Arc::new(Memory::host(64).unwrap());
+        let pool = PoolGeometry {
+            offset_bytes: 0,
+            stride_bytes: 64,
+            slot_bytes: 64,
+            slot_count: 1,
+        };
+        let region = RegionObject::new(agent.register(memory, &[pool]).unwrap());
+        let refused = region.close_by(|open| {
+            let second = std::thread::scope(|scope| scope.spawn(|| close(&region)).join());
+            assert_eq!(second.unwrap(), Some(kv_status::Busy));
+            Err((open, ErrorKind::Closed.into()))
+        });
+        assert!(refused.is_err());
+        assert_eq!(close(&region), None, "once more, with success");
+        assert_eq!(close(&region), Some(kv_status::Closed));
+    }
 }

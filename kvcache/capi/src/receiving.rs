@@ -68,14 +68,22 @@ impl FlightObject {
     }
 
     pub(crate) fn arm(&self) -> Outcome<()> {
-        match &mut *self.phase() {
-            Phase::Open(Open::Slots(_)) => Ok(self.barrier.arm()?),
+        let armed = match &mut *self.phase() {
+            Phase::Open(Open::Slots(_)) => self.barrier.arm().map_err(Failure::from),
             Phase::Open(Open::Cache(flight)) => match &self.cache {
                 Some(cache) => cache.arm(flight),
                 None => Err(Failure::state("the flight has no cache")),
             },
             _ => Err(Failure::state("the flight has ended")),
-        }
+        };
+        self.wake_descriptor();
+        armed
+    }
+
+    /// A gate that is not armed keeps no waker. Whoever looked at one before, and sees the count only after
+    /// the arming or the end, has to be told by the descriptor: what lands in between tells nobody.
+    fn wake_descriptor(&self) {
+        self.waker.wake_by_ref();
     }
 
     /// Waits for the gate of a stage.
@@ -110,6 +118,8 @@ impl FlightObject {
                     (Open::Cache(flight), Some(cause)) => Ending::Cache(flight.abort(cause)),
                     (Open::Cache(flight), None) => Ending::Cache(flight.close()),
                 });
+                drop(phase);
+                self.wake_descriptor();
                 Ok(())
             }
             other => {

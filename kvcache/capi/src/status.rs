@@ -21,8 +21,8 @@ pub enum kv_status {
     InvalidArgument = 1,
     /// Good arguments at the wrong moment, such as arming a flight twice.
     InvalidState = 2,
-    /// The time is over and the answer is not there yet. Nothing else has changed; ask again, or poll
-    /// the event descriptor of the agent.
+    /// The time is over and the answer is not there yet. Nothing else has changed; ask again, or, where
+    /// `kv_agent_event_fd` names the call, poll the event descriptor of the agent.
     TimedOut = 3,
     /// The flight is not armed: every gate of it is closed.
     NotArmed = 4,
@@ -140,9 +140,12 @@ impl From<CacheError> for Failure {
             (CacheErrorKind::Gate { error, .. }, _) => barrier_status(error),
             (CacheErrorKind::OutOfMemory { .. }, _) => kv_status::OutOfMemory,
             (CacheErrorKind::Exhausted { .. }, _) => kv_status::Full,
-            (CacheErrorKind::AppendTaken { .. } | CacheErrorKind::Slot { .. }, _) => {
-                kv_status::Busy
-            }
+            (
+                CacheErrorKind::AppendTaken { .. }
+                | CacheErrorKind::Slot { .. }
+                | CacheErrorKind::Unregistering,
+                _,
+            ) => kv_status::Busy,
             (
                 CacheErrorKind::AlreadyRegistered
                 | CacheErrorKind::NotRegistered
@@ -255,8 +258,8 @@ fn panic_message(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// The message of the last call of this thread that did not return `KV_STATUS_OK`: one line of UTF-8, never
-/// NULL, empty before the first failure. It stays as it is until the next failing call of the same
-/// thread.
+/// NULL, empty before the first failure. The text belongs to the thread: the pointer is good until the next
+/// failing call of the same thread or the end of that thread, so copy it to keep it or to hand it to another.
 #[unsafe(no_mangle)]
 pub extern "C" fn kv_last_error_message() -> *const c_char {
     LAST_MESSAGE

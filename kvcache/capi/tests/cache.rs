@@ -73,6 +73,56 @@ fn a_page_has_an_address_only_behind_its_gate() {
     world.end();
 }
 
+/// Whoever has addresses of a layer may still write there.
+#[test]
+fn a_layer_is_committed_and_closed_only_when_it_has_come_back() {
+    let world = World::new();
+    let source = reserve(world.source, 1);
+    let (mut one, mut other, mut written) = (null_mut(), null_mut(), null_mut());
+    is!(Ok, kv_write_lease_layer(source, 0, &mut one));
+    is!(Ok, kv_write_lease_layer(source, 0, &mut other));
+    for layer in [one, other] {
+        is!(
+            Busy,
+            "given out",
+            kv_write_lease_commit(source, 0, 0, PROMPT, &mut written)
+        );
+        is!(Busy, "given out", kv_write_lease_close(source, 0));
+        assert!(written.is_null());
+        is!(Ok, kv_layer_release(layer));
+    }
+    is!(
+        Ok,
+        kv_write_lease_commit(source, 0, 0, PROMPT, &mut written)
+    );
+    is!(TimedOut, kv_write_lease_close(source, 0));
+    is!(Ok, kv_written_release(written));
+    is!(Ok, kv_write_lease_close(source, PATIENCE_MS));
+    is!(Ok, kv_write_lease_release(source));
+    world.end();
+}
+
+/// The writer was told where to write and has not answered.
+#[test]
+fn no_time_makes_the_slots_of_a_flight_free() {
+    let world = World::new();
+    let flight = world.expect(1, kv_verify::Off);
+    is!(Ok, kv_flight_arm(flight));
+    is!(Ok, kv_flight_abort(flight, c"enough".as_ptr()));
+    let mut next = null_mut();
+    for timeout_ms in [0, 1, 20] {
+        is!(TimedOut, kv_flight_wait_quiet(flight, timeout_ms));
+        is!(Full, kv_pools_reserve(world.target, PROMPT, 2, &mut next));
+    }
+    assert!(next.is_null());
+    is!(Ok, kv_flight_writer_answered(flight, world.to_writer, 0));
+    is!(Ok, kv_flight_wait_quiet(flight, PATIENCE_MS));
+    let next = reserve(world.target, 2);
+    is!(Ok, kv_write_lease_release(next));
+    is!(Ok, kv_flight_release(flight));
+    world.end();
+}
+
 #[test]
 fn one_lease_appends_and_a_failed_flight_gives_no_address() {
     let world = World::new();

@@ -1,6 +1,7 @@
 //! The C examples, compiled by the C compiler of this machine and run.
 #![allow(clippy::unwrap_used)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -107,7 +108,7 @@ fn programs_run_with_the_shared_library() {
 #[test]
 fn programs_run_under_the_sanitizers() {
     if let Err(why) = sanitizers() {
-        println!("SKIP sanitizers: {why}");
+        skip("sanitizers", &why);
         return;
     }
     for (program, last_line) in PROGRAMS {
@@ -118,6 +119,12 @@ fn programs_run_under_the_sanitizers() {
         ];
         compile_and_run(program, last_line, &Link::Static, &flags);
     }
+}
+
+/// Says what is not tested here. Past the harness, which shows what a test prints only when it fails.
+fn skip(what: &str, why: &str) {
+    let line = format!("SKIP {what}: {why}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Whether this machine can build and start a program with the sanitizers.
@@ -194,7 +201,7 @@ fn the_header_is_good_for_both_languages() {
             .unwrap();
         let complaint = String::from_utf8_lossy(&built.stderr).into_owned();
         if language == "c++" && complaint.contains("cc1plus") {
-            println!("SKIP c++: the compiler is not installed");
+            skip("c++", "the compiler is not installed");
             continue;
         }
         succeeded(language, &built);

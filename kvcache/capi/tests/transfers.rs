@@ -59,6 +59,13 @@ fn is_readable(fd: i32) -> bool {
     poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
 }
 
+/// Clears the descriptor, whatever it was.
+fn clear(fd: i32) {
+    while is_readable(fd) {
+        await_readable(fd);
+    }
+}
+
 #[test]
 fn bytes_land_behind_the_gate_and_the_transfer_says_how_far() {
     let (prefill, decode) = Side::pair();
@@ -121,6 +128,7 @@ fn whatever_was_not_there_yet_makes_the_descriptor_readable() {
     );
     // Gates.
     let flight = flight_of(&decode, 1);
+    clear(fd);
     is!(TimedOut, kv_flight_wait(flight, 0, 1));
     let prepared = prefill.prepare(1);
     let transfer = prefill.post(prepared, 1, &[kv_ticket { stage: 0, chunk: 0 }]);
@@ -141,9 +149,7 @@ fn whatever_was_not_there_yet_makes_the_descriptor_readable() {
     let second = flight_of(&decode, 2);
     is!(Ok, kv_flight_abort(second, c"not wanted".as_ptr()));
     is!(TimedOut, kv_flight_wait_quiet(second, 0));
-    while is_readable(fd) {
-        await_readable(fd);
-    }
+    clear(fd);
     is!(Ok, kv_flight_writer_answered(second, decode.peer, 0));
     await_readable(fd);
     is!(Ok, kv_flight_wait_quiet(second, 0));
@@ -153,6 +159,35 @@ fn whatever_was_not_there_yet_makes_the_descriptor_readable() {
     is!(Ok, kv_flight_release(second));
     is!(Ok, kv_transfer_release(transfer));
     is!(Ok, kv_prepared_release(prepared));
+    prefill.end();
+    decode.end();
+}
+
+/// A gate that is not armed keeps no waker: what lands right behind the arming would tell nobody.
+#[test]
+fn whoever_was_told_not_armed_is_woken_by_the_arming_and_by_the_end() {
+    let (prefill, decode) = Side::pair();
+    let mut fd = 0;
+    is!(Ok, kv_agent_event_fd(decode.agent, &mut fd));
+    for epoch in 1..=3 {
+        let flight = unarmed_flight_of(&decode, epoch);
+        clear(fd);
+        assert_eq!(check(flight), (kv_stage_state::NotArmed as u32, 1));
+        is!(NotArmed, kv_flight_wait(flight, 0, 0));
+        assert!(!is_readable(fd));
+        match epoch {
+            1 => is!(Ok, kv_flight_arm(flight)),
+            2 => is!(Ok, kv_flight_close(flight)),
+            _ => is!(Ok, kv_flight_abort(flight, c"enough".as_ptr())),
+        }
+        await_readable(fd);
+        let expected = match epoch {
+            1 => kv_stage_state::Pending,
+            _ => kv_stage_state::Failed,
+        };
+        assert_eq!(check(flight).0, expected as u32);
+        is!(Ok, kv_flight_release(flight));
+    }
     prefill.end();
     decode.end();
 }

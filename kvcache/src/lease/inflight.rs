@@ -99,12 +99,14 @@ impl InFlight {
     /// `sink` is told of every arrival after its bytes are visible and before its chunks count.
     ///
     /// # Errors
-    /// `AlreadyArmed`; `Transfer` with the agent's reason (a writer is lost, the epoch is in use): the
-    /// flight is then as before the call.
+    /// `AlreadyArmed`; `NotRegistered`, `OtherAgent` and `Unregistering` when the pools are not registered
+    /// with `agent`; `Transfer` with the agent's reason (a writer is lost, the epoch is in use): the flight is
+    /// then as before the call.
     pub fn arm(&mut self, agent: &Agent, sink: Option<Arc<dyn ArrivalSink>>) -> Result<(), Error> {
         if self.expectation.is_some() {
             return Err(ErrorKind::AlreadyArmed.into());
         }
+        self.core.tenancy.pools.check_agent(agent.incarnation())?;
         let expectation = agent.expect(&self.core.barrier, &self.writers, sink)?;
         self.core
             .barrier

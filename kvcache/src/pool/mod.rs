@@ -1,16 +1,18 @@
 //! Pools: the memory of all components, the slots that address it, and their allocator.
 //!
 //! **Lock order.** `parked` before the allocator's free lists and before any lock of the transfer
-//! crate; `region` is a leaf. No lock is held while a lease is dropped.
+//! crate; that of the registration (`registration.rs`) before the table of its agent and no other. No lock is
+//! held while a lease is dropped.
 
 pub(crate) mod allocator;
 pub(crate) mod drain;
+mod registration;
 
 use std::fmt;
 
 use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{
-    Agent, Deadline, Epoch, MemoryKind, MemoryRegion, PeerId, PoolGeometry, PoolId, WriterRank,
+    Agent, Deadline, Epoch, Incarnation, MemoryKind, PeerId, PoolGeometry, PoolId, WriterRank,
 };
 
 use crate::block_table::BlockTable;
@@ -21,6 +23,7 @@ use crate::lease::write::WriteLease;
 use crate::page::raw::{PoolBytes, PoolSpan};
 use crate::pool::allocator::Allocator;
 use crate::pool::drain::Parked;
+use crate::pool::registration::Registration;
 use crate::schema::{CacheSchema, PoolIndex, SlotCounts, Space};
 
 /// Pools start at multiples of this, so that a page of one pool shares no host page with another.
@@ -98,7 +101,7 @@ pub(crate) struct PoolInner {
     pub(crate) spans: Vec<PoolSpan>,
     pub(crate) allocator: Allocator,
     pub(crate) parked: Mutex<Vec<Parked>>,
-    region: Mutex<Option<MemoryRegion>>,
+    registration: Registration,
     next_lease: AtomicU64,
     memory_bytes: u64,
 }
@@ -168,7 +171,7 @@ impl PoolSet {
             spans,
             allocator: Allocator::new(counts, first_generation),
             parked: Mutex::new(Vec::new()),
-            region: Mutex::new(None),
+            registration: Registration::default(),
             next_lease: AtomicU64::new(1),
             memory_bytes,
         };
@@ -190,12 +193,8 @@ impl PoolSet {
     /// Registers every pool with an agent, in schema order; once.
     ///
     /// # Errors
-    /// `AlreadyRegistered`; an error of the transfer crate.
+    /// `AlreadyRegistered`, also while [`PoolSet::unregister`] waits; an error of the transfer crate.
     pub fn register(&self, agent: &Agent) -> Result<(), Error> {
-        let mut region = self.inner.region.lock();
-        if region.is_some() {
-            return Err(ErrorKind::AlreadyRegistered.into());
-        }
         let geometry = |span: &PoolSpan| PoolGeometry {
             offset_bytes: span.offset_bytes,
             stride_bytes: span.stride_bytes,
@@ -204,35 +203,37 @@ impl PoolSet {
         };
         let geometries: Vec<PoolGeometry> = self.inner.spans.iter().map(geometry).collect();
         let memory = self.inner.bytes.memory().ok_or(ErrorKind::NoMemory)?;
-        *region = Some(agent.register(memory.clone(), &geometries)?);
-        Ok(())
+        self.inner
+            .registration
+            .begin(agent, memory.clone(), &geometries)
     }
 
-    /// Ends the registration once no operation and no peer uses the memory.
+    /// Ends the registration once no operation and no peer uses the memory. Nothing to do when there is none.
     ///
     /// # Errors
-    /// The transfer crate's, at the deadline; the pools are still registered then.
+    /// The transfer crate's, at the deadline: the pools are still registered, nothing new begins with them,
+    /// and they can be unregistered again. `Unregistering`, at once, while another thread does.
     pub fn unregister(&self, deadline: Deadline) -> Result<(), Error> {
-        let taken = self.inner.region.lock().take();
-        let Some(region) = taken else { return Ok(()) };
-        region.close(deadline).map_err(|(region, error)| {
-            *self.inner.region.lock() = Some(region);
-            Error::from(error)
-        })
+        self.inner.registration.end(deadline)
     }
 
-    /// The transfer name of a pool; `None` before [`PoolSet::register`].
+    /// The transfer name of a pool; `None` while the pools are not registered.
     pub fn pool_id(&self, pool: PoolIndex) -> Option<PoolId> {
-        self.inner.pool_id(pool)
+        self.inner.registration.pool(pool)
     }
 
-    /// The transfer names of all pools in schema order; `None` before [`PoolSet::register`].
+    /// The transfer names of all pools in schema order; `None` while they are not registered.
     pub fn pool_ids(&self) -> Option<Vec<PoolId>> {
-        self.inner
-            .region
-            .lock()
-            .as_ref()
-            .map(|region| region.pools().to_vec())
+        self.inner.registration.pools()
+    }
+
+    /// The names that `agent` gave to the pools, in schema order: what may be told beside its incarnation.
+    ///
+    /// # Errors
+    /// `NotRegistered`; `OtherAgent` when another one gave them; `Unregistering` when their end has begun.
+    pub fn pool_ids_of(&self, agent: &Agent) -> Result<Vec<PoolId>, Error> {
+        let registration = &self.inner.registration;
+        registration.with_pools_of(agent.incarnation(), <[PoolId]>::to_vec)
     }
 
     /// Reserves the slots of all components for a request of `total_tokens` tokens, or none.
@@ -326,9 +327,13 @@ impl PoolInner {
         &self.spans[pool.index()]
     }
 
-    pub(crate) fn pool_id(&self, pool: PoolIndex) -> Option<PoolId> {
-        let region = self.region.lock();
-        region.as_ref()?.pools().get(pool.index()).copied()
+    /// Whether writers can be told the names that an agent gave to the pools. Slots of a model have no bytes
+    /// to register, so nobody is told of them.
+    pub(crate) fn check_agent(&self, agent: Incarnation) -> Result<(), Error> {
+        match self.bytes.memory() {
+            Some(_) => self.registration.with_pools_of(agent, |_| ()),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn sweep(&self) {

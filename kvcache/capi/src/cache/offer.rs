@@ -176,8 +176,8 @@ pub(crate) fn encode(cache: &CacheSide, flight: &InFlight) -> Outcome<Vec<u8>> {
             "the flight is not armed: nobody may be told of it",
         ));
     }
-    let pools = cache.pools.set.pool_ids();
-    let pools = pools.ok_or_else(|| Failure::state("the pools are not registered"))?;
+    // Beside the incarnation of an agent stand the names that this agent gave.
+    let pools = cache.pools.set.pool_ids_of(&cache.agent)?;
     let (schema, table) = (cache.pools.set.schema(), flight.block_table());
     let identity = Identity {
         incarnation: cache.agent.incarnation(),

@@ -21,7 +21,7 @@ pub struct kv_pools {
 
 pub(crate) struct PoolsObject {
     pub(crate) set: PoolSet,
-    /// Of the agent that the pools are registered with.
+    /// Of the agent that the pools are or were last registered with. Before the locks of the pools.
     waker: Mutex<Waker>,
 }
 
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn kv_pools_create(
 /// Registers the pools with an agent, once. Peers that connect later learn of them, so register before
 /// connecting.
 ///
-/// `KV_STATUS_INVALID_STATE` when they are registered already.
+/// `KV_STATUS_INVALID_STATE` when they are registered already, also while `kv_pools_unregister` waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_pools_register(
     pools: *const kv_pools,
@@ -147,15 +147,20 @@ pub unsafe extern "C" fn kv_pools_register(
 ) -> kv_status {
     guard(|| {
         let (pools, agent) = (kv_pools::open(pools)?, kv_agent::open(agent)?);
+        // Held: whoever finds the pools registered also finds the waker.
+        let mut waker = pools.locked_waker();
         pools.set.register(&agent.agent)?;
-        *pools.locked_waker() = agent.waker();
+        *waker = agent.waker();
         Ok(())
     })
 }
 
 /// Ends the registration once no operation and no peer uses the memory. Blocks at most `timeout_ms`.
 ///
-/// `KV_STATUS_BUSY` when that is not so in time: the pools take no new operation and can be asked again.
+/// Answers `KV_STATUS_OK` when there is no registration.
+///
+/// `KV_STATUS_BUSY` when that is not so in time: the pools stay registered, take no new operation and can be asked
+/// again. `KV_STATUS_BUSY` also, at once, while another thread waits in this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_pools_unregister(pools: *const kv_pools, timeout_ms: u64) -> kv_status {
     guard(|| {

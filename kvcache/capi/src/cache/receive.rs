@@ -153,7 +153,8 @@ fn verify_of(verify: u32) -> Outcome<Option<VerifyMode>> {
 /// `capacity` is smaller and the call fails.
 ///
 /// `KV_STATUS_INVALID_STATE` before the flight is armed: until then nobody may write. Also when the pools are not
-/// registered.
+/// registered any more; `KV_STATUS_BUSY` when the end of their registration has begun, `KV_STATUS_INVALID_ARGUMENT`
+/// when they are registered with another agent meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_flight_offer(
     flight: *const kv_flight,
@@ -221,6 +222,7 @@ pub unsafe extern "C" fn kv_flight_verify(
         // SAFETY: the contract of the header.
         let out = unsafe { arg::optional_out(violation_count, "violation_count")? };
         let layer = layer_of(layer)?;
+        let stage = flight.stage(u32::from(layer.0))?;
         let lease = flight.with_cache(|_, cache| Ok(cache.lease()?))?;
         let Some((cache, (canary, mode))) = flight
             .cache
@@ -229,6 +231,8 @@ pub unsafe extern "C" fn kv_flight_verify(
         else {
             return Err(Failure::state("kv_expect_options.verify was KV_VERIFY_OFF"));
         };
+        // Asked so that the descriptor tells when the gate opens.
+        flight.wait(stage, 0)?;
         let _ready = lease.layer(layer, Deadline::now())?;
         let (pools, tokens) = (&cache.pools.set, cache.plan.plan.prompt_tokens());
         let found = canary.verify_layer(pools, lease.block_table(), tokens, layer, *mode);

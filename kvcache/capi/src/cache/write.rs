@@ -118,8 +118,10 @@ pub unsafe extern "C" fn kv_write_lease_commit(
 /// Ends a write lease: its slots are free once every operation that reads them has ended and every
 /// `kv_written` of it is released. Waits for that at most `timeout_ms`; 0 only looks.
 ///
-/// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. `KV_STATUS_BUSY` while a
-/// layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has changed.
+/// `KV_STATUS_TIMED_OUT`: the lease has ended and its slots are still read; ask again. The event descriptor of the
+/// agent that the pools are registered with tells when; for pools without an agent nothing does.
+/// `KV_STATUS_BUSY` while a layer is given out, `KV_STATUS_INVALID_STATE` when it became a flight: then nothing has
+/// changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kv_write_lease_close(
     lease: *const kv_write_lease,

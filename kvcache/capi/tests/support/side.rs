@@ -162,8 +162,14 @@ pub(crate) fn post_options(epoch: u64, tickets: &[kv_ticket]) -> kv_post_options
     }
 }
 
-/// A flight of one stage of one chunk.
+/// A flight of one stage of one chunk, armed.
 pub(crate) fn flight_of(side: &Side, epoch: u64) -> *mut kv_flight {
+    let flight = unarmed_flight_of(side, epoch);
+    is!(Ok, kv_flight_arm(flight));
+    flight
+}
+
+pub(crate) fn unarmed_flight_of(side: &Side, epoch: u64) -> *mut kv_flight {
     let chunk = kv_chunk {
         stage: 0,
         chunk: 0,
@@ -179,6 +185,5 @@ pub(crate) fn flight_of(side: &Side, epoch: u64) -> *mut kv_flight {
         Ok,
         kv_flight_create(side.agent, epoch, &chunk, 1, &writer, 1, &mut flight)
     );
-    is!(Ok, kv_flight_arm(flight));
     flight
 }

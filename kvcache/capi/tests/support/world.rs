@@ -108,11 +108,19 @@ impl World {
     }
 
     pub(crate) fn expect(&self, room: u64, verify: kv_verify) -> *mut kv_flight {
+        self.expect_by(self.reader, self.to_writer, room, verify)
+    }
+
+    /// A flight into the reader's pools that some agent expects.
+    pub(crate) fn expect_by(
+        &self,
+        agent: *mut kv_agent,
+        peer: u32,
+        room: u64,
+        verify: kv_verify,
+    ) -> *mut kv_flight {
         let lease = reserve(self.target, room);
-        let writer = kv_writer {
-            peer: self.to_writer,
-            rank: 0,
-        };
+        let writer = kv_writer { peer, rank: 0 };
         let options = sized!(kv_expect_options {
             verify: verify as u32,
             epoch: room,
@@ -122,7 +130,7 @@ impl World {
         let mut flight = null_mut();
         is!(
             Ok,
-            kv_write_lease_expect(lease, self.plan, self.reader, &options, &mut flight)
+            kv_write_lease_expect(lease, self.plan, agent, &options, &mut flight)
         );
         is!(
             InvalidState,
