@@ -4,6 +4,8 @@
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)]
 
+mod sim_node;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvgate_transfer::{
@@ -11,56 +13,11 @@ use kvgate_transfer::{
     sync::Arc,
     *,
 };
+use sim_node::{Node, SLOT_BYTES, Violation, attempt, run_asked_seeds};
 
-const SLOT_BYTES: usize = 64;
 const SLOT_COUNT: u32 = 24;
 const STAGES: u16 = 2;
 const SENDERS: usize = 2;
-
-struct Node {
-    agent: Agent,
-    memory: Arc<Memory>,
-    region: MemoryRegion,
-}
-
-impl Node {
-    fn new(net: &SimNet, name: &str) -> Self {
-        let agent = net.agent(name).build().unwrap();
-        let memory = Arc::new(Memory::host(SLOT_BYTES as u64 * u64::from(SLOT_COUNT)).unwrap());
-        let pool = PoolGeometry {
-            offset_bytes: 0,
-            stride_bytes: SLOT_BYTES as u64,
-            slot_bytes: SLOT_BYTES as u64,
-            slot_count: SLOT_COUNT,
-        };
-        let region = agent.register(memory.clone(), &[pool]).unwrap();
-        Self {
-            agent,
-            memory,
-            region,
-        }
-    }
-
-    fn read(&self, slot: u32) -> [u8; SLOT_BYTES] {
-        assert!(slot < SLOT_COUNT);
-        let at = self
-            .memory
-            .base_ptr()
-            .wrapping_add(slot as usize * SLOT_BYTES);
-        // SAFETY: I-16: a slot of the memory; one thread.
-        unsafe { at.cast::<[u8; SLOT_BYTES]>().read() }
-    }
-
-    fn fill(&self, slot: u32, bytes: [u8; SLOT_BYTES]) {
-        assert!(slot < SLOT_COUNT);
-        let at = self
-            .memory
-            .base_ptr()
-            .wrapping_add(slot as usize * SLOT_BYTES);
-        // SAFETY: I-16: a slot of the memory; one thread.
-        unsafe { at.cast::<[u8; SLOT_BYTES]>().write(bytes) };
-    }
-}
 
 /// What a slot of a flight must hold.
 fn pattern(epoch: u64, chunk: u16) -> [u8; SLOT_BYTES] {
@@ -112,7 +69,7 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let net = SimNet::new(seed, SimFaults::all());
-        let receiver = Node::new(&net, "receiver");
+        let receiver = Node::new(&net, "receiver", SLOT_COUNT);
         let mut world = Self {
             receiver,
             senders: Vec::new(),
@@ -134,7 +91,7 @@ impl World {
     }
 
     fn new_sender(&self, name: &str) -> Sender {
-        let node = Node::new(&self.net, name);
+        let node = Node::new(&self.net, name, SLOT_COUNT);
         let (to_receiver, at_receiver) =
             self.net.connect(&node.agent, &self.receiver.agent).unwrap();
         Sender {
@@ -494,15 +451,14 @@ struct Sum {
     aborted: u64,
     quarantined: u32,
     killed: u64,
-    /// Seeds that broke something, with what.
-    violations: Vec<(u64, String)>,
+    violations: Vec<Violation>,
 }
 
 fn run_seeds(seeds: std::ops::Range<u64>) -> Sum {
     let mut sum = Sum::default();
     for seed in seeds {
         let mut world = World::new(seed);
-        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run())) {
+        match attempt(seed, || world.run()) {
             Ok(counts) => {
                 sum.net.duplicated += counts.duplicated;
                 sum.net.dropped += counts.dropped;
@@ -510,10 +466,8 @@ fn run_seeds(seeds: std::ops::Range<u64>) -> Sum {
                 sum.net.split += counts.split;
                 sum.net.late_writes += counts.late_writes;
             }
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_owned()));
-                sum.violations.push((seed, text.unwrap_or_default()));
+            Err(violation) => {
+                sum.violations.push(violation);
                 continue;
             }
         }
@@ -560,25 +514,9 @@ fn no_byte_is_wrong_and_no_page_is_lost_under_every_fault() {
     assert!(ends.iter().all(|count| *count > 0), "{ends:?}");
 }
 
-/// `KVGATE_SIM_SEEDS` seeds from `KVGATE_SIM_SEED` on, for `cargo xtask sim`.
 #[test]
 fn seeds() {
-    let number = |name: &str| {
-        std::env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let count = number("KVGATE_SIM_SEEDS").unwrap_or(10);
-    let first = number("KVGATE_SIM_SEED").unwrap_or(1_000);
-    let sum = run_seeds(first..first + count);
-    for (seed, what) in &sum.violations {
-        println!(
-            "sim: violation seed={seed} {}",
-            what.lines().next().unwrap_or_default()
-        );
-    }
-    println!("sim: {count} seeds, {} violations", sum.violations.len());
-    assert!(sum.violations.is_empty());
+    run_asked_seeds(|seeds| run_seeds(seeds).violations);
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// The first seed; a violation names the one that replays it.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Runs on the code as mutant NN breaks it; then violations are what is hoped for.
+    /// Runs on the code as mutant NN breaks it: found (exit 0), or noticed by no seed (exit 1).
     #[arg(long, value_name = "NN")]
     mutant: Option<String>,
 }
@@ -41,7 +41,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
         args.seeds,
         summary.violations.len()
     );
-    Ok(Outcome::found_if(!summary.violations.is_empty()))
+    Ok(outcome(args.mutant.is_some(), &summary.violations))
+}
+
+/// Violations are a fault of the code as it is, and what is hoped for of code that is broken on purpose.
+fn outcome(is_mutant: bool, violations: &[String]) -> Outcome {
+    Outcome::found_if(violations.is_empty() == is_mutant)
 }
 
 /// Which seed noticed the mutant first.
@@ -55,7 +60,8 @@ fn finding(id: &str, args: &Args, violations: &[String]) -> String {
             let count = seed - args.seed + 1;
             format!("mutant {id}: found by seed {seed}, after {count} seeds")
         }
-        None => format!("mutant {id}: not found"),
+        None if violations.is_empty() => format!("mutant {id}: noticed by no seed"),
+        None => format!("mutant {id}: found, by a run that names no seed"),
     }
 }
 
@@ -66,7 +72,7 @@ struct World {
     args: &'static [&'static str],
 }
 
-const WORLDS: [World; 2] = [
+const WORLDS: [World; 3] = [
     World {
         name: "transfer",
         args: &[
@@ -76,6 +82,17 @@ const WORLDS: [World; 2] = [
             "sim",
             "--test",
             "sim_faults",
+        ],
+    },
+    World {
+        name: "reads",
+        args: &[
+            "-p",
+            "kvgate-transfer",
+            "--features",
+            "sim",
+            "--test",
+            "sim_reads",
         ],
     },
     World {
@@ -140,5 +157,41 @@ impl World {
             .env("KVGATE_SIM_SEEDS", seeds.to_string())
             .env("KVGATE_SIM_SEED", first.to_string())
             .limit(Duration::from_secs(1800))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mutant_is_found_or_not_and_a_violation_of_the_code_is_a_fault() {
+        let violations = ["sim: violation seed=7 a slot was written".to_owned()];
+        assert_eq!(outcome(false, &[]), Outcome::Clean);
+        assert_eq!(outcome(false, &violations), Outcome::Found);
+        assert_eq!(outcome(true, &violations), Outcome::Clean);
+        assert_eq!(outcome(true, &[]), Outcome::Found);
+    }
+
+    #[test]
+    fn the_finding_names_the_first_seed_if_there_is_one() {
+        let args = Args {
+            seeds: 10,
+            seed: 5,
+            mutant: Some("03".to_owned()),
+        };
+        let of = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+            finding("03", &args, &lines)
+        };
+        assert_eq!(
+            of(&["sim: violation seed=9 x", "sim: violation seed=7 y"]),
+            "mutant 03: found by seed 7, after 3 seeds"
+        );
+        assert_eq!(
+            of(&["sim: violation the run ended with exit code 101 [reads]"]),
+            "mutant 03: found, by a run that names no seed"
+        );
+        assert_eq!(of(&[]), "mutant 03: noticed by no seed");
     }
 }
