@@ -5,9 +5,8 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
-use kvgate_transfer::Memory;
 use kvgate_transfer::bare::{Slots, View};
-use kvgate_transfer::sync::Arc;
+use kvgate_transfer::sync::{Arc, Mutex};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::layout::{Group, Layout, PageList};
@@ -18,13 +17,13 @@ use crate::handoff::failure::{Failure, FailureKind};
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 /// Serves one connection on a thread of its own; returns the port.
-pub fn serve(memory: &Arc<Memory>, layout: &Layout) -> Result<u16, Failure> {
+pub fn serve(view: &Arc<Mutex<View>>, layout: &Layout) -> Result<u16, Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| system(&error))?;
     let port = listener
         .local_addr()
         .map_err(|error| system(&error))?
         .port();
-    let (view, layout) = (View::own(memory.clone()), layout.clone());
+    let (view, layout) = (view.clone(), layout.clone());
     let body = move || {
         if let Ok((stream, _)) = listener.accept()
             && tune(&stream).is_ok()
@@ -60,18 +59,25 @@ impl BareStream {
         &mut self,
         direction: Direction,
         list: &PageList,
+        view: &mut View,
         here: &Slots,
     ) -> Result<(), Failure> {
-        self.attempt(direction, list, here)
+        self.attempt(direction, list, view, here)
             .map_err(|error| system(&error))
     }
 
-    fn attempt(&mut self, direction: Direction, list: &PageList, here: &Slots) -> io::Result<()> {
+    fn attempt(
+        &mut self,
+        direction: Direction,
+        list: &PageList,
+        view: &mut View,
+        here: &Slots,
+    ) -> io::Result<()> {
         self.stream.write_all(&message(direction, list))?;
         match direction {
-            Direction::Read => Ok(here.receive(&self.stream)?),
+            Direction::Read => Ok(here.receive(view, &self.stream)?),
             Direction::Write => {
-                here.send(&self.stream)?;
+                here.send(view, &self.stream)?;
                 self.stream.read_exact(&mut [0])
             }
         }
@@ -97,7 +103,7 @@ fn message(direction: Direction, list: &PageList) -> Vec<u8> {
     bytes
 }
 
-fn answer(mut stream: &TcpStream, view: &Arc<View>, layout: &Layout) -> io::Result<()> {
+fn answer(mut stream: &TcpStream, view: &Mutex<View>, layout: &Layout) -> io::Result<()> {
     let mut head = [0; 8];
     stream.read_exact(&mut head)?;
     let [a, b, c, d, e, f, g, h] = head;
@@ -116,14 +122,15 @@ fn answer(mut stream: &TcpStream, view: &Arc<View>, layout: &Layout) -> io::Resu
             there,
         });
     }
+    let mut view = view.lock();
     let slots = layout
-        .slots(view, &list, |group| &group.there)
+        .slots(&view, &list, |group| &group.there)
         .map_err(io::Error::other)?;
     if is_write {
-        slots.receive(stream)?;
+        slots.receive(&mut view, stream)?;
         stream.write_all(&[1])
     } else {
-        Ok(slots.send(stream)?)
+        Ok(slots.send(&view, stream)?)
     }
 }
 

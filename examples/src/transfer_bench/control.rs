@@ -104,6 +104,8 @@ pub struct Started {
     pub pid: u32,
     /// Its file descriptor of the pools.
     pub memory_fd: i32,
+    /// Where the pools begin in its memory.
+    pub memory_address: u64,
     /// Its eventfd for [`Watch::Eventfd`].
     pub event_fd: i32,
 }

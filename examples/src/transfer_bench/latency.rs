@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use kvgate_transfer::PreparedTransfer;
-use kvgate_transfer::bare::Slots;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use rustix::thread::futex;
 use serde::Serialize;
@@ -190,14 +189,14 @@ impl Bench {
     }
 
     /// A page with bytes of its own, checked before the clock runs.
-    fn page(&self, here: u32, there: u32, seed: u64) -> Result<PreparedTransfer, Failure> {
+    fn page(&mut self, here: u32, there: u32, seed: u64) -> Result<PreparedTransfer, Failure> {
         let list: PageList = vec![Group {
             pools: 0..1,
             here: vec![here],
             there: vec![there],
         }];
-        let (source, _): (Slots, Slots) = self.pair.views(&list)?;
-        source.fill(seed);
+        let sides = self.pair.sides(&list)?;
+        self.pair.fill_source(Direction::Write, &sides, seed);
         self.pair.prepare(Direction::Write, &list)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvgate_kvcache::{
     BlockTable, CacheSchema, ComponentRow, Formats, IndexKFormat, PageId, Space, V4Geometry,
 };
-use kvgate_transfer::bare::{Slots, View};
+use kvgate_transfer::bare::{AwaySlots, Slots, View};
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{Error, PoolGeometry};
 use serde::{Deserialize, Serialize};
@@ -70,17 +70,31 @@ impl Layout {
     /// The slots of one side of a list, for the bare loops.
     pub fn slots(
         &self,
-        view: &Arc<View>,
+        view: &View,
         list: &PageList,
         side: impl Fn(&Group) -> &Vec<u32>,
     ) -> Result<Slots, Error> {
+        Slots::new(view, self.pools_and_slots(list, side))
+    }
+
+    /// The slots there of a list, by their addresses in the peer's process.
+    pub fn away_slots(&self, address: u64, list: &PageList) -> Result<AwaySlots, Error> {
+        let there = self.pools_and_slots(list, |group| &group.there);
+        AwaySlots::new(address, self.memory_bytes(), there)
+    }
+
+    fn pools_and_slots(
+        &self,
+        list: &PageList,
+        side: impl Fn(&Group) -> &Vec<u32>,
+    ) -> Vec<(PoolGeometry, Vec<u32>)> {
         let of_group = |group: &Group| {
             let slots = side(group).clone();
             let pools = self.pools.get(group.pools.clone()).unwrap_or_default();
             let pair = move |pool: &PoolShape| (pool.geometry(), slots.clone());
             pools.iter().map(pair).collect::<Vec<_>>()
         };
-        Slots::new(view, list.iter().flat_map(of_group).collect())
+        list.iter().flat_map(of_group).collect()
     }
 }
 

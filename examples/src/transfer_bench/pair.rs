@@ -9,8 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvgate_transfer::bare::{Slots, View};
-use kvgate_transfer::sync::Arc;
+use kvgate_transfer::bare::{AwaySlots, Slots, View};
 use kvgate_transfer::{
     Address, Agent, AgentEvent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, Incarnation,
     MemoryRegion, Op, PeerId, PoolId, PostOptions, PreparedTransfer, SourceReady, StageId, Status,
@@ -18,6 +17,7 @@ use kvgate_transfer::{
 };
 
 use super::activity::{self, Activity};
+use super::bare_stream::BareStream;
 use super::control::{Answer, Control, Order, Started, out_of_turn};
 use super::flights::Flights;
 use super::layout::{Layout, PageList};
@@ -51,8 +51,8 @@ pub struct Pair {
     told: Option<AgentEvent>,
     /// Flights of reads: they land here.
     flights: Flights,
-    here: Arc<View>,
-    there: Arc<View>,
+    here: View,
+    there: View,
     started: Started,
     layout: Layout,
     pools: Vec<PoolId>,
@@ -67,11 +67,19 @@ pub struct Pair {
     other: Other,
 }
 
+/// The slots of one list.
+pub struct Sides {
+    /// On this side.
+    pub here: Slots,
+    there: Slots,
+    away: AwaySlots,
+}
+
 impl Pair {
     /// Starts the peer and connects to it.
     pub fn start(backend: Backend, layout: Layout, deadline: Duration) -> Result<Self, Failure> {
         let agent = target::build_agent("initiator")?;
-        let (memory, region) = target::make_pools(&agent, "kvgate-bench-initiator", &layout)?;
+        let (here, region) = target::make_pools(&agent, "kvgate-bench-initiator", &layout)?;
         let (ours, theirs) = UnixStream::pair().map_err(|error| start_failure(&error))?;
         let in_process = match backend {
             Backend::Local => Some(target::build_agent("target")?),
@@ -90,8 +98,7 @@ impl Pair {
             Answer::Started(started) => started,
             other => return Err(out_of_turn(&other)),
         };
-        let words_end = layout.memory_bytes().next_multiple_of(WORD_BYTES) + WORD_BYTES;
-        let there = view_of(&started, words_end)?;
+        let there = view_of(&started, &layout)?;
         let peer = match &in_process {
             Some(target) => Agent::connect_local(&agent, target).map(|(peer, _)| peer),
             None => agent.connect(
@@ -110,7 +117,7 @@ impl Pair {
             pools: region.pools().to_vec(),
             agent,
             peer,
-            here: View::own(memory),
+            here,
             there,
             started,
             layout,
@@ -125,13 +132,70 @@ impl Pair {
     }
 
     /// Slots of a list here and there, for the bare loops and the comparison.
-    pub fn views(&self, list: &PageList) -> Result<(Slots, Slots), Failure> {
+    pub fn sides(&self, list: &PageList) -> Result<Sides, Failure> {
         let here = self.layout.slots(&self.here, list, |group| &group.here);
         let there = self.layout.slots(&self.there, list, |group| &group.there);
-        match (here, there) {
-            (Ok(here), Ok(there)) => Ok((here, there)),
-            (Err(error), _) | (_, Err(error)) => Err(transfer_failure(&error)),
+        let away = self.layout.away_slots(self.started.memory_address, list);
+        match (here, there, away) {
+            (Ok(here), Ok(there), Ok(away)) => Ok(Sides { here, there, away }),
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+                Err(transfer_failure(&error))
+            }
         }
+    }
+
+    /// Writes bytes that depend on `seed` into the source. Nothing may be in flight.
+    pub fn fill_source(&mut self, direction: Direction, sides: &Sides, seed: u64) {
+        match direction {
+            Direction::Write => sides.here.fill(&mut self.here, seed),
+            Direction::Read => sides.there.fill(&mut self.there, seed),
+        }
+    }
+
+    /// How many slots of the target do not hold what [`Pair::fill_source`] has written.
+    #[must_use]
+    pub fn bad_slots(&self, direction: Direction, sides: &Sides, seed: u64) -> u64 {
+        match direction {
+            Direction::Write => sides.there.differing(&self.there, seed),
+            Direction::Read => sides.here.differing(&self.here, seed),
+        }
+    }
+
+    /// One thread copies the list. Nothing may be in flight.
+    pub fn copy(&mut self, direction: Direction, sides: &Sides) {
+        let (here, there) = (&mut self.here, &mut self.there);
+        match direction {
+            Direction::Write => sides.here.copy_to(here, &sides.there, there),
+            Direction::Read => sides.there.copy_to(there, &sides.here, here),
+        }
+    }
+
+    /// The bare loop of a stream socket moves the list. Nothing may be in flight.
+    pub fn stream(
+        &mut self,
+        direction: Direction,
+        list: &PageList,
+        sides: &Sides,
+        stream: &mut BareStream,
+    ) -> Result<(), Failure> {
+        stream.transfer(direction, list, &mut self.here, &sides.here)
+    }
+
+    /// The kernel copies the list between the two processes. Nothing may be in flight.
+    pub fn kernel_copy(&mut self, direction: Direction, sides: &Sides) -> Result<(), Failure> {
+        let Other::Process(process) = &self.other else {
+            return Err(Failure::internal("the peer is no other process"));
+        };
+        let moved = match direction {
+            Direction::Write => sides.here.write_away(&self.here, &sides.away, process),
+            Direction::Read => sides.here.read_away(&mut self.here, &sides.away, process),
+        };
+        moved.map_err(|errno| {
+            Failure::new(
+                FailureKind::PeerLost,
+                format!("copy by the kernel: {errno}"),
+            )
+        })
     }
 
     /// Everything that a user pays for a request up to the post: lists, checks, arrival.
@@ -304,7 +368,7 @@ impl Pair {
     /// The words behind the peer's pools.
     #[must_use]
     pub fn words(&self) -> Words {
-        Words::new(&self.there, self.layout.memory_bytes())
+        Words::new(&self.there)
     }
 
     /// The conversation with the peer.
@@ -361,8 +425,10 @@ fn start_thread(control: UnixStream, agent: Agent, deadline: Duration) -> Result
 }
 
 fn address_of(backend: Backend, text: &str) -> Result<Address, Failure> {
-    if backend != Backend::Tcp {
-        return Ok(Address::Shm(text.to_owned()));
+    match backend {
+        Backend::Tcp => {}
+        Backend::Cma => return Ok(Address::Cma(text.to_owned())),
+        _ => return Ok(Address::Shm(text.to_owned())),
     }
     let found = text.to_socket_addrs().ok().and_then(|mut all| all.next());
     found
@@ -371,14 +437,15 @@ fn address_of(backend: Backend, text: &str) -> Result<Address, Failure> {
 }
 
 /// Maps the peer's pools here, for comparisons and for the bare copy of the same bytes.
-fn view_of(started: &Started, memory_bytes: u64) -> Result<Arc<View>, Failure> {
+fn view_of(started: &Started, layout: &Layout) -> Result<View, Failure> {
     let path = format!("/proc/{}/fd/{}", started.pid, started.memory_fd);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open(&path)
         .map_err(|error| start_failure(&error))?;
-    View::peer(&OwnedFd::from(file), memory_bytes).map_err(|error| transfer_failure(&error))
+    View::peer(&OwnedFd::from(file), layout.memory_bytes(), WORD_BYTES)
+        .map_err(|error| transfer_failure(&error))
 }
 
 fn start_failure(error: &std::io::Error) -> Failure {

@@ -4,11 +4,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use kvgate_transfer::bare::{self, Slots, View};
-use kvgate_transfer::sync::Arc;
-use kvgate_transfer::{
-    Address, Agent, AgentEvent, Barrier, Deadline, Memory, MemoryRegion, PeerId,
-};
+use kvgate_transfer::bare::{Slots, View};
+use kvgate_transfer::sync::{Arc, Mutex};
+use kvgate_transfer::{Address, Agent, AgentEvent, Barrier, Deadline, MemoryRegion, PeerId};
 
 use super::activity::{Activity, cpu_ns};
 use super::bare_stream;
@@ -48,7 +46,8 @@ struct Target {
     words: Words,
     agent: Agent,
     layout: Layout,
-    memory: Arc<Memory>,
+    /// The bare loop of a stream has a thread of its own.
+    view: Arc<Mutex<View>>,
     _region: MemoryRegion,
     deadline: Duration,
 }
@@ -64,16 +63,17 @@ impl Target {
             Some(agent) => agent,
             None => build_agent("target")?,
         };
-        let (memory, region) = make_pools(&agent, "kvgate-bench-target", &layout)?;
+        let (view, region) = make_pools(&agent, "kvgate-bench-target", &layout)?;
         let address = listen(&agent, backend)?;
         let bell = Bell::new()?;
         let started = Started {
             address,
             pid: std::process::id(),
-            memory_fd: bare::file(&memory).map_or(-1, |file| file.as_raw_fd()),
+            memory_fd: view.descriptor().unwrap_or(-1),
+            memory_address: view.address(),
             event_fd: bell.event.as_raw_fd(),
         };
-        let words = Words::new(&View::own(memory.clone()), layout.memory_bytes());
+        let words = Words::new(&view);
         let target = Self {
             flights: None,
             barrier: None,
@@ -82,7 +82,7 @@ impl Target {
             words,
             agent,
             layout,
-            memory,
+            view: Arc::new(Mutex::new(view)),
             _region: region,
             deadline,
         };
@@ -96,7 +96,7 @@ impl Target {
             Order::Activity => Ok(Answer::Activity(Activity::now())),
             Order::Cpu => Ok(Answer::Cpu { ns: cpu_ns() }),
             Order::BareStream => {
-                let port = bare_stream::serve(&self.memory, &self.layout)?;
+                let port = bare_stream::serve(&self.view, &self.layout)?;
                 Ok(Answer::BareStream { port })
             }
             Order::Watch {
@@ -140,7 +140,7 @@ impl Target {
     }
 
     fn watch(&mut self, watch: Watch, slots: &[u32], seed: u64) -> Result<Answer, Failure> {
-        let view = View::own(self.memory.clone());
+        let view = self.view.lock();
         let pool = self.layout.pools.first().map(|pool| pool.geometry());
         let pool = pool.ok_or_else(|| Failure::internal("no pool"))?;
         let page = |(slot, seed): (&u32, u64)| {
@@ -153,7 +153,7 @@ impl Target {
         let pages: Vec<(Slots, u64)> = pages.collect::<Result<_, _>>()?;
         let (at_ns, bad_pages) = watch::run(
             watch,
-            &pages,
+            (&view, &pages),
             self.barrier.as_deref(),
             (&self.words, &self.bell, &self.notes),
             || Deadline::after(self.deadline),
@@ -174,26 +174,27 @@ pub fn make_pools(
     agent: &Agent,
     name: &str,
     layout: &Layout,
-) -> Result<(Arc<Memory>, MemoryRegion), Failure> {
-    let words_end = layout.memory_bytes().next_multiple_of(WORD_BYTES) + WORD_BYTES;
-    let memory = Memory::shared(name, words_end).map_err(|error| transfer_failure(&error))?;
-    let memory = Arc::new(memory);
-    let region = agent.register(memory.clone(), &layout.geometries());
-    Ok((memory, region.map_err(|error| transfer_failure(&error))?))
+) -> Result<(View, MemoryRegion), Failure> {
+    let view = View::shared(name, layout.memory_bytes(), WORD_BYTES);
+    let view = view.map_err(|error| transfer_failure(&error))?;
+    let region = view.register(agent, &layout.geometries());
+    Ok((view, region.map_err(|error| transfer_failure(&error))?))
 }
 
 fn listen(agent: &Agent, backend: Backend) -> Result<String, Failure> {
+    let name = format!("kvgate-transfer-bench-{}", std::process::id());
     let address = match backend {
         Backend::Local => return Ok(String::new()),
         Backend::Tcp => Address::Tcp(([127, 0, 0, 1], 0).into()),
-        _ => Address::Shm(format!("kvgate-transfer-bench-{}", std::process::id())),
+        Backend::Cma => Address::Cma(name),
+        _ => Address::Shm(name),
     };
     let bound = agent
         .listen(&address)
         .map_err(|error| transfer_failure(&error))?;
     match bound {
         Address::Tcp(address) => Ok(address.to_string()),
-        Address::Shm(name) => Ok(name),
+        Address::Shm(name) | Address::Cma(name) => Ok(name),
         other => Err(Failure::internal(format!("listens on {other:?}"))),
     }
 }

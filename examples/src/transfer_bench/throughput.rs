@@ -5,14 +5,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kvgate_transfer::TransferHandle;
-use kvgate_transfer::bare::Slots;
 
 use super::activity;
 use super::bare_stream::BareStream;
 use super::control::{Answer, Order, out_of_turn};
 use super::layout::{self, PageList};
 use super::options::{Backend, Check, Direction, Load};
-use super::pair::Pair;
+use super::pair::{Pair, Sides};
 use super::row::Row;
 use crate::handoff::failure::Failure;
 
@@ -33,6 +32,7 @@ pub fn measure(load: &Load, backend: Backend, deadline: Duration) -> Result<Row,
     let pair = Pair::start(backend, layout.clone(), deadline)?;
     let mut bench = Bench::new(pair, backend, load, layout::lists(load, &layout, 1)?)?;
     bench.verified_pass()?;
+    bench.prove_bare_loop()?;
     let until = Instant::now() + Duration::from_secs_f64(load.duration);
     while bench.rounds() < LEAST_ROUNDS || Instant::now() < until {
         bench.round()?;
@@ -45,8 +45,26 @@ pub fn measure(load: &Load, backend: Backend, deadline: Duration) -> Result<Row,
 /// A list with both of its sides as this process sees them.
 struct Listed {
     list: PageList,
-    here: Slots,
-    there: Slots,
+    sides: Sides,
+}
+
+/// The bare loop of a path, when it is not the plain copy.
+enum BareLoop {
+    /// Messages over a socket.
+    Stream(BareStream),
+    /// The kernel, from process to process.
+    Kernel,
+}
+
+impl BareLoop {
+    /// As [`Figures::limit_name`].
+    fn name(&self, direction: Direction) -> &'static str {
+        match (self, direction) {
+            (Self::Stream(_), _) => "writev/readv with acks",
+            (Self::Kernel, Direction::Write) => "process_vm_writev",
+            (Self::Kernel, Direction::Read) => "process_vm_readv",
+        }
+    }
 }
 
 /// A pair and its lists, while slices are made.
@@ -56,7 +74,7 @@ pub struct Bench {
     direction: Direction,
     check: Check,
     concurrency: usize,
-    stream: Option<BareStream>,
+    bare_loop: Option<BareLoop>,
     /// Fills of the source so far; each one has other bytes.
     seed: u64,
     figures: Figures,
@@ -111,6 +129,15 @@ pub struct Cpu {
     pub bytes: u64,
 }
 
+/// What requests took, apart from filling and comparing their pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    requests: u64,
+    wall: Duration,
+    /// Processor time of this process.
+    here_ns: u64,
+}
+
 impl Bench {
     /// Over a pair that is connected.
     pub fn new(
@@ -119,26 +146,27 @@ impl Bench {
         load: &Load,
         lists: Vec<PageList>,
     ) -> Result<Self, Failure> {
-        let stream = match backend {
+        let bare_loop = match backend {
             Backend::Tcp => match pair.control().ask(&Order::BareStream)? {
-                Answer::BareStream { port } => Some(BareStream::connect(port)?),
+                Answer::BareStream { port } => Some(BareLoop::Stream(BareStream::connect(port)?)),
                 other => return Err(out_of_turn(&other)),
             },
+            Backend::Cma => Some(BareLoop::Kernel),
             _ => None,
         };
-        let with_views = |list: PageList| {
-            let (here, there) = pair.views(&list)?;
-            Ok(Listed { list, here, there })
+        let with_sides = |list: PageList| {
+            let sides = pair.sides(&list)?;
+            Ok(Listed { list, sides })
         };
         let lists = lists
             .into_iter()
-            .map(with_views)
+            .map(with_sides)
             .collect::<Result<Vec<_>, Failure>>()?;
         let first = lists.first().ok_or_else(|| Failure::internal("no list"))?;
         let figures = Figures {
-            pages: first.here.count(),
-            request_bytes: first.here.bytes(),
-            limit_name: stream.as_ref().map(|_| "writev/readv with acks"),
+            pages: first.sides.here.count(),
+            request_bytes: first.sides.here.bytes(),
+            limit_name: bare_loop.as_ref().map(|path| path.name(load.op)),
             ..Figures::default()
         };
         Ok(Self {
@@ -146,7 +174,7 @@ impl Bench {
             direction: load.op,
             check: load.check,
             concurrency: load.concurrency as usize,
-            stream,
+            bare_loop,
             seed: 0,
             lists,
             figures,
@@ -194,27 +222,30 @@ impl Bench {
     }
 
     /// New bytes in the source, one request, and at once a look at every page of the target.
-    fn verified_request(&mut self, index: usize) -> Result<Duration, Failure> {
+    fn verified_request(&mut self, index: usize) -> Result<Spent, Failure> {
         self.pair.refill(self.direction, 1)?;
         self.seed += 1;
         let seed = self.seed;
         let listed = &self.lists[index];
-        let (source, target) = sides(self.direction, listed);
-        source.fill(seed);
-        let began = Instant::now();
+        self.pair.fill_source(self.direction, &listed.sides, seed);
+        let (began, cpu_ns) = (Instant::now(), activity::cpu_ns());
         let handle = self.pair.post(self.direction, &listed.list)?;
         self.pair.wait(&handle)?;
-        let took = began.elapsed();
-        self.figures.bad_pages += target.differing(seed);
-        self.figures.checked_pages += target.count();
+        let took = Spent {
+            requests: 1,
+            wall: began.elapsed(),
+            here_ns: activity::cpu_ns() - cpu_ns,
+        };
+        self.figures.bad_pages += self.pair.bad_slots(self.direction, &listed.sides, seed);
+        self.figures.checked_pages += listed.sides.here.count();
         Ok(took)
     }
 
     /// One slice of the engine and one of the plain copy.
     pub fn round_without_limit(&mut self) -> Result<(), Failure> {
-        let stream = self.stream.take();
+        let bare_loop = self.bare_loop.take();
         let result = self.round();
-        self.stream = stream;
+        self.bare_loop = bare_loop;
         result
     }
 
@@ -239,19 +270,19 @@ impl Bench {
 
     fn engine_slice(&mut self) -> Result<f64, Failure> {
         self.pair.refill(self.direction, TICKETS_PER_SLICE)?;
-        let (here, there) = self.pair.cpu_ns()?;
-        let (requests, wall) = match self.check {
+        let (_, there) = self.pair.cpu_ns()?;
+        let spent = match self.check {
             Check::Full => self.verified_requests()?,
             Check::Sample | Check::Off => self.timed_requests()?,
         };
-        let (here_after, there_after) = self.pair.cpu_ns()?;
+        let (_, there_after) = self.pair.cpu_ns()?;
         let (wall_ns, bytes) = (
-            wall.as_nanos() as u64,
-            requests * self.figures.request_bytes,
+            spent.wall.as_nanos() as u64,
+            spent.requests * self.figures.request_bytes,
         );
-        self.figures.requests += requests;
+        self.figures.requests += spent.requests;
         let cpu = &mut self.figures.cpu;
-        cpu.here_ns += here_after - here;
+        cpu.here_ns += spent.here_ns;
         cpu.there_ns += there_after - there;
         cpu.wall_ns += wall_ns;
         cpu.bytes += bytes;
@@ -259,8 +290,8 @@ impl Bench {
     }
 
     /// Requests back to back, `concurrency` of them in flight.
-    fn timed_requests(&mut self) -> Result<(u64, Duration), Failure> {
-        let began = Instant::now();
+    fn timed_requests(&mut self) -> Result<Spent, Failure> {
+        let (began, cpu_ns) = (Instant::now(), activity::cpu_ns());
         let mut open: VecDeque<(Instant, TransferHandle)> = VecDeque::new();
         let (mut posted, mut next_start) = (0_usize, began);
         loop {
@@ -289,20 +320,25 @@ impl Bench {
             next_start = Instant::now();
             self.note_latency(next_start - start);
         }
-        Ok((posted as u64, next_start - began))
+        Ok(Spent {
+            requests: posted as u64,
+            wall: next_start - began,
+            here_ns: activity::cpu_ns() - cpu_ns,
+        })
     }
 
     /// One request at a time, each of them compared; only the requests count.
-    fn verified_requests(&mut self) -> Result<(u64, Duration), Failure> {
+    fn verified_requests(&mut self) -> Result<Spent, Failure> {
         let began = Instant::now();
-        let (mut count, mut wall) = (0, Duration::ZERO);
-        while began.elapsed() < SLICE || count == 0 {
-            let took = self.verified_request(count as usize % self.lists.len())?;
-            self.note_latency(took);
-            wall += took;
-            count += 1;
+        let mut sum = Spent::default();
+        while began.elapsed() < SLICE || sum.requests == 0 {
+            let one = self.verified_request(sum.requests as usize % self.lists.len())?;
+            self.note_latency(one.wall);
+            sum.requests += 1;
+            sum.wall += one.wall;
+            sum.here_ns += one.here_ns;
         }
-        Ok((count, wall))
+        Ok(sum)
     }
 
     fn note_latency(&mut self, latency: Duration) {
@@ -318,8 +354,7 @@ impl Bench {
         let (mut count, mut wall) = (0_usize, Duration::ZERO);
         while wall < SLICE {
             let listed = &self.lists[count % self.lists.len()];
-            let (source, target) = sides(self.direction, listed);
-            source.copy_to(target);
+            self.pair.copy(self.direction, &listed.sides);
             count += 1;
             wall = began.elapsed();
         }
@@ -329,20 +364,45 @@ impl Bench {
         bytes as f64 / wall.as_nanos() as f64
     }
 
+    /// A limit that moves other bytes would be none.
+    fn prove_bare_loop(&mut self) -> Result<(), Failure> {
+        if self.bare_loop.is_none() || self.check == Check::Off {
+            return Ok(());
+        }
+        self.seed += 1;
+        let (direction, seed) = (self.direction, self.seed);
+        self.pair.fill_source(direction, &self.lists[0].sides, seed);
+        self.bare_transfer(0)?;
+        match self.pair.bad_slots(direction, &self.lists[0].sides, seed) {
+            0 => Ok(()),
+            bad => Err(Failure::internal(format!(
+                "the bare loop moved {bad} pages wrongly"
+            ))),
+        }
+    }
+
     fn limit_slice(&mut self) -> Result<Option<f64>, Failure> {
         let bytes = self.figures.request_bytes;
-        let Some(stream) = &mut self.stream else {
+        if self.bare_loop.is_none() {
             return Ok(None);
-        };
+        }
         let began = Instant::now();
         let (mut count, mut wall) = (0_usize, Duration::ZERO);
         while wall < SLICE {
-            let listed = &self.lists[count % self.lists.len()];
-            stream.transfer(self.direction, &listed.list, &listed.here)?;
+            self.bare_transfer(count % self.lists.len())?;
             count += 1;
             wall = began.elapsed();
         }
         Ok(Some((count as u64 * bytes) as f64 / wall.as_nanos() as f64))
+    }
+
+    fn bare_transfer(&mut self, index: usize) -> Result<(), Failure> {
+        let Listed { list, sides } = &self.lists[index];
+        match &mut self.bare_loop {
+            Some(BareLoop::Stream(stream)) => self.pair.stream(self.direction, list, sides, stream),
+            Some(BareLoop::Kernel) => self.pair.kernel_copy(self.direction, sides),
+            None => Ok(()),
+        }
     }
 }
 
@@ -351,11 +411,4 @@ enum Kind {
     Engine,
     Memcpy,
     Limit,
-}
-
-fn sides(direction: Direction, listed: &Listed) -> (&Slots, &Slots) {
-    match direction {
-        Direction::Write => (&listed.here, &listed.there),
-        Direction::Read => (&listed.there, &listed.here),
-    }
 }

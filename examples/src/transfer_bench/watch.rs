@@ -5,8 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use std::os::fd::OwnedFd;
 
-use kvgate_transfer::bare::{Slots, View};
-use kvgate_transfer::sync::Arc;
+use kvgate_transfer::bare::{self, Slots, View};
 use kvgate_transfer::{Arrival, ArrivalSink, Barrier, Deadline, PeerId, StageId, StageState};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
@@ -64,24 +63,22 @@ impl Bell {
 
 /// The two words of a run.
 pub struct Words {
-    view: Arc<View>,
-    first: u64,
+    space: bare::Words,
 }
 
 impl Words {
-    /// Behind pools that end at `pools_end`.
+    /// Behind the pools of this view.
     #[must_use]
-    pub fn new(view: &Arc<View>, pools_end: u64) -> Self {
+    pub fn new(view: &View) -> Self {
         Self {
-            view: view.clone(),
-            first: pools_end.next_multiple_of(WORD_BYTES),
+            space: view.words(),
         }
     }
 
     /// The word at `offset`.
     pub fn at(&self, offset: u64) -> Result<&AtomicU32, Failure> {
-        self.view
-            .word(self.first + offset)
+        self.space
+            .at(offset)
             .ok_or_else(|| Failure::internal("no room for words behind the pools"))
     }
 }
@@ -90,7 +87,7 @@ impl Words {
 /// `next_deadline` gives the bound of the wait for one event, and is asked anew for each.
 pub fn run(
     watch: Watch,
-    pages: &[(Slots, u64)],
+    (view, pages): (&View, &[(Slots, u64)]),
     barrier: Option<&Barrier>,
     (words, bell, notes): (&Words, &Bell, &Notes),
     mut next_deadline: impl FnMut() -> Deadline,
@@ -104,7 +101,7 @@ pub fn run(
         at_ns = notes.wait(pages.len(), next_deadline)?;
         bad_pages = pages
             .iter()
-            .map(|(slots, seed)| slots.differing(*seed))
+            .map(|(slots, seed)| slots.differing(view, *seed))
             .sum();
         return Ok((at_ns, bad_pages));
     }
@@ -124,7 +121,7 @@ pub fn run(
         }
         at_ns.push(monotonic_ns());
         if matches!(watch, Watch::GateParked | Watch::GateSpinning) {
-            bad_pages += slots.differing(*seed);
+            bad_pages += slots.differing(view, *seed);
         }
     }
     ready.store(0, Ordering::Release);
@@ -183,7 +180,7 @@ fn too_late(message: String) -> Failure {
 pub struct Notes {
     at_ns: Mutex<Vec<u64>>,
     came: Condvar,
-    words: Option<(Arc<View>, u64)>,
+    words: Option<bare::Words>,
     count: AtomicU64,
 }
 
@@ -192,7 +189,7 @@ impl Notes {
     #[must_use]
     pub fn new(words: &Words) -> Self {
         Self {
-            words: Some((words.view.clone(), words.first)),
+            words: Some(words.space.clone()),
             ..Self::default()
         }
     }
@@ -226,8 +223,8 @@ impl ArrivalSink for Notes {
         at_ns.push(now);
         self.came.notify_all();
         let number = self.count.fetch_add(1, Ordering::Relaxed) as u32 + 2;
-        if let Some((view, first)) = &self.words
-            && let Some(ready) = view.word(first + READY)
+        if let Some(words) = &self.words
+            && let Some(ready) = words.at(READY)
         {
             ready.store(number, Ordering::Release);
         }
@@ -240,7 +237,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use kvgate_transfer::{Memory, PoolGeometry};
+    use kvgate_transfer::PoolGeometry;
 
     use super::*;
 
@@ -249,6 +246,7 @@ mod tests {
         bell: Bell,
         notes: Notes,
         pages: Vec<(Slots, u64)>,
+        view: View,
     }
 
     const POOL: PoolGeometry = PoolGeometry {
@@ -266,14 +264,14 @@ mod tests {
 
     impl Rig {
         fn new() -> Self {
-            let memory = Memory::host(2 * WORD_BYTES).unwrap();
-            let view = View::own(Arc::new(memory));
+            let view = View::shared("watch", WORD_BYTES, WORD_BYTES).unwrap();
             let page = |slot| (Slots::new(&view, vec![(POOL, vec![slot])]).unwrap(), 0);
             Self {
-                words: Words::new(&view, WORD_BYTES),
+                words: Words::new(&view),
                 bell: Bell::new().unwrap(),
                 notes: Notes::default(),
                 pages: (0..3).map(page).collect(),
+                view,
             }
         }
 
@@ -283,7 +281,8 @@ mod tests {
             next_deadline: impl FnMut() -> Deadline,
         ) -> Result<Vec<u64>, Failure> {
             let parts = (&self.words, &self.bell, &self.notes);
-            let seen = run(watch, &self.pages, None, parts, next_deadline);
+            let pages = (&self.view, self.pages.as_slice());
+            let seen = run(watch, pages, None, parts, next_deadline);
             seen.map(|(at_ns, _)| at_ns)
         }
 

@@ -1,82 +1,169 @@
-//! The loops that a benchmark puts beside the engine, over the same bytes: plain copies and socket vectors
-//! of scattered slots, fills, comparisons, and a word that two processes share.
+//! The loops that a benchmark puts beside the engine, over the same bytes: plain copies, socket vectors and
+//! copies by the kernel of scattered slots, fills, comparisons, and words that two processes share.
 //!
-//! Behind the feature `bare`, for `transfer-bench`: nothing here asks a lease, a flight or a region. Slots
-//! are checked against their memory once, so no call leaves it; that nobody else uses the bytes meanwhile is
-//! the caller's promise, and breaking it gives wrong bytes and wrong figures.
+//! Behind the feature `bare`, for `transfer-bench`: nothing here asks a lease, a flight or a region. Safe code
+//! cannot make it touch what it should not:
+//! - The memory is made here and goes to nobody but an agent, so no reference into it exists elsewhere.
+//! - Slots are checked against it once, so no call leaves it.
+//! - A call borrows the [`View`], for writing if it writes: no two of them meet in one process.
+//! - The atomic words lie behind the last slot.
+//!
+//! Transfers of the engine, and another process, move the same bytes without asking. Keeping them apart is up
+//! to the caller; nothing here interprets what it moves, so a mistake gives wrong bytes and wrong figures.
 
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::process::Child;
 
 use rustix::io::Errno;
 
 use super::{Memory, MemoryKind, PeerMapping, PoolGeometry, map::Mapping, span::PoolSpan};
-use crate::agent::Agent;
+use crate::agent::{Agent, MemoryRegion};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Arc, AtomicU32};
 
-/// Vectors of one call. More gain nothing on a socket.
+/// Vectors of one call. More gain nothing.
 const VECTORS: usize = 512;
+/// The words begin at a multiple of this.
+const WORDS_ALIGN_BYTES: u64 = 4096;
 
-/// A memory as this process sees it.
+/// A memory as this process sees it: slots, and words behind them.
 pub struct View {
+    mapped: Arc<Mapped>,
     base: *mut u8,
-    len_bytes: u64,
-    _mapped: Mapped,
+    slots_bytes: u64,
+    words: Words,
 }
 
 enum Mapped {
-    Own { _memory: Arc<Memory> },
+    Own(Arc<Memory>),
     Peer { _mapping: PeerMapping },
 }
 
-// SAFETY: I-21: an address that `_mapped` keeps good; `Memory` and `PeerMapping` can be shared.
+// SAFETY: I-21: an address that `mapped` keeps good. What it points to is read with `&View` and written with
+// `&mut View` only, but for the words, which are atomic.
 unsafe impl Send for View {}
 // SAFETY: I-21: as above.
 unsafe impl Sync for View {}
 
 impl View {
-    /// A memory of this process.
-    pub fn own(memory: Arc<Memory>) -> Arc<Self> {
-        let (base, len_bytes) = (memory.base_ptr(), memory.len_bytes());
-        let mapped = Mapped::Own { _memory: memory };
-        Arc::new(Self {
-            base,
-            len_bytes,
-            _mapped: mapped,
-        })
+    /// A new shared memory of this process: room for slots, then for words.
+    ///
+    /// # Errors
+    /// As [`Memory::shared`].
+    pub fn shared(name: &str, slots_bytes: u64, words_bytes: u64) -> Result<Self, Error> {
+        let (words_at, len_bytes) = lengths(slots_bytes, words_bytes)?;
+        let memory = Arc::new(Memory::shared(name, len_bytes)?);
+        let base = memory.base_ptr();
+        let mapped = Arc::new(Mapped::Own(memory));
+        Ok(Self::new(mapped, base, slots_bytes, words_at..len_bytes))
     }
 
-    /// A shared memory of another process, by its file.
+    /// The [`View::shared`] memory of another process, by its file.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] unless it is a sealed memfd of that length.
-    pub fn peer(file: &OwnedFd, len_bytes: u64) -> Result<Arc<Self>, Error> {
-        let mapping =
-            PeerMapping::map(file, len_bytes).map_err(|value| ErrorKind::InvalidArgument {
-                what: "memory of a peer",
-                value,
-            })?;
-        Ok(Arc::new(Self {
-            base: mapping.base_ptr(),
-            len_bytes,
-            _mapped: Mapped::Peer { _mapping: mapping },
-        }))
+    pub fn peer(file: &OwnedFd, slots_bytes: u64, words_bytes: u64) -> Result<Self, Error> {
+        let (words_at, len_bytes) = lengths(slots_bytes, words_bytes)?;
+        let mapping = PeerMapping::map(file, len_bytes)
+            .map_err(|value| invalid("memory of a peer", value))?;
+        let base = mapping.base_ptr();
+        let mapped = Arc::new(Mapped::Peer { _mapping: mapping });
+        Ok(Self::new(mapped, base, slots_bytes, words_at..len_bytes))
     }
 
-    /// A word for wake-ups between processes; `None` outside the memory or across a word's border.
-    pub fn word(&self, offset_bytes: u64) -> Option<&AtomicU32> {
+    fn new(mapped: Arc<Mapped>, base: *mut u8, slots_bytes: u64, words: Range<u64>) -> Self {
+        let words = Words {
+            base,
+            range: words,
+            _mapped: mapped.clone(),
+        };
+        Self {
+            mapped,
+            base,
+            slots_bytes,
+            words,
+        }
+    }
+
+    /// Makes the slots available to transfers.
+    ///
+    /// # Errors
+    /// As [`Agent::register`]; [`ErrorKind::InvalidArgument`] for a pool that reaches into the words, and for
+    /// the memory of a peer.
+    pub fn register(&self, agent: &Agent, pools: &[PoolGeometry]) -> Result<MemoryRegion, Error> {
+        let Mapped::Own(memory) = &*self.mapped else {
+            return Err(invalid("owner of the memory", "the peer".to_owned()));
+        };
+        let reaches_out = |pool: &&PoolGeometry| pool.end_bytes() > Some(self.slots_bytes);
+        if let Some(pool) = pools.iter().find(reaches_out) {
+            return Err(invalid("pool geometry", format!("{pool:?}")));
+        }
+        agent.register(memory.clone(), pools)
+    }
+
+    /// The number of its file in this process, for [`View::peer`] in another one.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<RawFd> {
+        match &*self.mapped {
+            Mapped::Own(memory) => memory.file().map(|file| file.as_raw_fd()),
+            Mapped::Peer { .. } => None,
+        }
+    }
+
+    /// Where it begins in this process, for [`AwaySlots`] in another one.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base.addr() as u64
+    }
+
+    /// The words behind the slots.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        self.words.clone()
+    }
+}
+
+/// First byte behind the slots that a word may have, and the end of the words.
+fn lengths(slots_bytes: u64, words_bytes: u64) -> Result<(u64, u64), Error> {
+    slots_bytes
+        .checked_next_multiple_of(WORDS_ALIGN_BYTES)
+        .and_then(|words_at| Some((words_at, words_at.checked_add(words_bytes)?)))
+        .ok_or_else(|| invalid("memory length in bytes", slots_bytes.to_string()))
+}
+
+fn invalid(what: &'static str, value: String) -> Error {
+    ErrorKind::InvalidArgument { what, value }.into()
+}
+
+/// Words for wake-ups between processes.
+#[derive(Clone)]
+pub struct Words {
+    base: *mut u8,
+    /// In the memory.
+    range: Range<u64>,
+    _mapped: Arc<Mapped>,
+}
+
+// SAFETY: I-21: an address that `_mapped` keeps good; what it points to is reached through atomics only.
+unsafe impl Send for Words {}
+// SAFETY: I-21: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// A word; `None` behind the last one or across a word's border.
+    #[must_use]
+    pub fn at(&self, offset_bytes: u64) -> Option<&AtomicU32> {
         let word_bytes = size_of::<AtomicU32>() as u64;
-        let end_bytes = offset_bytes.checked_add(word_bytes)?;
-        if end_bytes > self.len_bytes || !offset_bytes.is_multiple_of(word_bytes) {
+        let first = self.range.start.checked_add(offset_bytes)?;
+        let is_inside = first.checked_add(word_bytes)? <= self.range.end;
+        if !is_inside || !first.is_multiple_of(word_bytes) {
             return None;
         }
-        let at = self
-            .base
-            .wrapping_add(offset_bytes as usize)
-            .cast::<AtomicU32>();
-        // SAFETY: I-16: inside the memory and aligned (a mapping starts at a host page); I-21: mapped as
-        // long as `self`. Every access to the word goes through an atomic.
+        let at = self.base.wrapping_add(first as usize).cast::<AtomicU32>();
+        // SAFETY: I-16: inside the memory and aligned (a mapping starts at a host page); I-21: `_mapped` lives
+        // as long as `self`. No slot lies here, so every access to the word goes through an atomic.
         Some(unsafe { &*at })
     }
 }
@@ -86,10 +173,8 @@ impl View {
 /// # Errors
 /// [`ErrorKind::OutOfMemory`] when the address space has no such hole, [`ErrorKind::InvalidArgument`].
 pub fn unpopulated(len_bytes: u64) -> Result<Memory, Error> {
-    let mapped_bytes = usize::try_from(len_bytes).map_err(|_| ErrorKind::InvalidArgument {
-        what: "memory length in bytes",
-        value: len_bytes.to_string(),
-    })?;
+    let mapped_bytes = usize::try_from(len_bytes)
+        .map_err(|_| invalid("memory length in bytes", len_bytes.to_string()))?;
     Ok(Memory {
         mapping: Mapping::unpopulated(mapped_bytes)?,
         len_bytes,
@@ -107,15 +192,15 @@ pub fn agents_without_workers() -> Result<(Agent, Agent), Error> {
     Ok((build("posting")?, build("receiving")?))
 }
 
-/// The file of a shared memory, for [`View::peer`] in another process.
-pub fn file(memory: &Memory) -> Option<BorrowedFd<'_>> {
-    memory.file()
-}
-
 /// Slots of some pools of one memory, in order. Two of them with the same lengths make a transfer.
 pub struct Slots {
     groups: Vec<Group>,
-    _view: Arc<View>,
+    mapped: Arc<Mapped>,
+}
+
+/// Slots of some pools of a memory of another process, as that one sees it: numbers for the kernel.
+pub struct AwaySlots {
+    groups: Vec<Group>,
 }
 
 struct Group {
@@ -125,38 +210,21 @@ struct Group {
     slots: Vec<u32>,
 }
 
-// SAFETY: I-21: addresses of checked slots of a view, which is held with them.
-unsafe impl Send for Slots {}
+// SAFETY: I-21: addresses of checked slots, used only together with the view that they were checked against.
+// Those of another process are used by the kernel only.
+unsafe impl Send for Group {}
 // SAFETY: I-21: as above.
-unsafe impl Sync for Slots {}
+unsafe impl Sync for Group {}
 
 impl Slots {
-    /// Checks that every slot lies in its pool and every pool in the memory.
+    /// Checks that every slot lies in its pool and every pool in front of the words.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with the pool or the slot.
-    pub fn new(view: &Arc<View>, lists: Vec<(PoolGeometry, Vec<u32>)>) -> Result<Self, Error> {
-        let invalid = |what, value: String| Error::from(ErrorKind::InvalidArgument { what, value });
-        let mut groups = Vec::with_capacity(lists.len());
-        for (geometry, slots) in lists {
-            let span = PoolSpan::new(view.base, view.len_bytes, geometry)
-                .ok_or_else(|| invalid("pool geometry", format!("{geometry:?}")))?;
-            if let Some(slot) = slots.iter().find(|slot| **slot >= geometry.slot_count) {
-                return Err(invalid("slot", slot.to_string()));
-            }
-            let Some(first) = span.run(0, 1) else {
-                continue;
-            };
-            groups.push(Group {
-                base: first.base,
-                stride_bytes: first.stride_bytes,
-                slot_bytes: first.slot_bytes,
-                slots,
-            });
-        }
+    pub fn new(view: &View, lists: Vec<(PoolGeometry, Vec<u32>)>) -> Result<Self, Error> {
         Ok(Self {
-            groups,
-            _view: view.clone(),
+            groups: groups(view.base, view.slots_bytes, lists)?,
+            mapped: view.mapped.clone(),
         })
     }
 
@@ -177,13 +245,18 @@ impl Slots {
     /// Copies slot after slot to its partner: one thread, no checks.
     ///
     /// # Panics
-    /// When the two do not have the same shape.
-    pub fn copy_to(&self, target: &Self) {
-        assert!(self.fits(target), "slots of another shape");
+    /// When the two do not have the same shape, or the views are not theirs.
+    pub fn copy_to(&self, view: &View, target: &Self, target_view: &mut View) {
+        self.check_owner(view);
+        target.check_owner(target_view);
+        assert!(
+            have_one_shape(&self.groups, &target.groups),
+            "slots of another shape"
+        );
         for (from, to) in self.groups.iter().zip(&target.groups) {
             for (&source, &slot) in from.slots.iter().zip(&to.slots) {
-                // SAFETY: I-16: both slots were checked and have one length; I-21: both views are held;
-                // two memories, or two mappings of which the caller keeps others away.
+                // SAFETY: I-16: both slots were checked and have one length; I-21: both views are borrowed, the
+                // target alone for this call, so the two are different mappings.
                 unsafe {
                     to.at(slot)
                         .copy_from_nonoverlapping(from.at(source), from.slot_bytes)
@@ -193,12 +266,17 @@ impl Slots {
     }
 
     /// Writes bytes that depend on `seed` and on the place in the list.
-    pub fn fill(&self, seed: u64) {
+    ///
+    /// # Panics
+    /// When the view is not theirs.
+    pub fn fill(&self, view: &mut View, seed: u64) {
+        self.check_owner(view);
         self.each(|ordinal, at, len| {
             let first = mix(seed ^ (ordinal << 32));
             for (index, chunk_bytes) in words(len) {
                 let word = (first ^ (index as u64).wrapping_mul(STEP)).to_le_bytes();
-                // SAFETY: I-16: `index * 8 + chunk_bytes <= len` of a checked slot; I-21: the view is held.
+                // SAFETY: I-16: `index * 8 + chunk_bytes <= len` of a checked slot; I-21: the view is borrowed
+                // for this call alone.
                 unsafe {
                     at.wrapping_add(index * 8)
                         .copy_from_nonoverlapping(word.as_ptr(), chunk_bytes)
@@ -208,7 +286,11 @@ impl Slots {
     }
 
     /// How many slots do not hold what [`Slots::fill`] with this seed has written.
-    pub fn differing(&self, seed: u64) -> u64 {
+    ///
+    /// # Panics
+    /// When the view is not theirs.
+    pub fn differing(&self, view: &View, seed: u64) -> u64 {
+        self.check_owner(view);
         let mut count = 0;
         self.each(|ordinal, at, len| {
             let first = mix(seed ^ (ordinal << 32));
@@ -217,7 +299,7 @@ impl Slots {
                 let word = (first ^ (index as u64).wrapping_mul(STEP)).to_le_bytes();
                 let (mut expected, mut found) = ([0; 8], [0; 8]);
                 expected[..chunk_bytes].copy_from_slice(&word[..chunk_bytes]);
-                // SAFETY: I-16, I-21: as in `fill`.
+                // SAFETY: I-16: as in `fill`; I-21: the view is borrowed.
                 unsafe {
                     at.wrapping_add(index * 8)
                         .copy_to_nonoverlapping(found.as_mut_ptr(), chunk_bytes)
@@ -233,32 +315,121 @@ impl Slots {
     ///
     /// # Errors
     /// What the system says; [`Errno::PIPE`] when the stream has ended.
-    pub fn send(&self, socket: impl AsFd) -> Result<(), Errno> {
+    ///
+    /// # Panics
+    /// When the view is not theirs.
+    pub fn send(&self, view: &View, socket: impl AsFd) -> Result<(), Errno> {
+        self.check_owner(view);
         let fd = socket.as_fd().as_raw_fd();
-        // SAFETY: I-16, I-21: `stream` passes vectors of checked slots that are held.
-        self.stream(|list, count| unsafe { libc::writev(fd, list, count) })
+        self.stream(|open| {
+            // SAFETY: I-16: vectors of checked slots; I-21: the view is borrowed.
+            unsafe { libc::writev(fd, open.as_ptr(), open.len() as libc::c_int) }
+        })
     }
 
     /// Receives every slot, in order, with `readv` on a blocking socket.
     ///
     /// # Errors
     /// As [`Slots::send`].
-    pub fn receive(&self, socket: impl AsFd) -> Result<(), Errno> {
+    ///
+    /// # Panics
+    /// When the view is not theirs.
+    pub fn receive(&self, view: &mut View, socket: impl AsFd) -> Result<(), Errno> {
+        self.check_owner(view);
         let fd = socket.as_fd().as_raw_fd();
-        // SAFETY: I-16, I-21: as in `send`; the kernel writes at most the named lengths.
-        self.stream(|list, count| unsafe { libc::readv(fd, list, count) })
+        self.stream(|open| {
+            // SAFETY: I-16, I-21: as in `send`, and the view is borrowed for this call alone; the kernel
+            // writes at most the named lengths.
+            unsafe { libc::readv(fd, open.as_ptr(), open.len() as libc::c_int) }
+        })
     }
 
-    fn stream(&self, call: impl Fn(*const libc::iovec, libc::c_int) -> isize) -> Result<(), Errno> {
-        let mut vectors = Vec::with_capacity(VECTORS);
+    /// Has the kernel copy every slot to its partner in `process`, which is not reaped: its number would be
+    /// another one's then.
+    ///
+    /// # Errors
+    /// What the system says.
+    ///
+    /// # Panics
+    /// When the two do not have the same shape, or the view is not theirs.
+    pub fn write_away(&self, view: &View, away: &AwaySlots, process: &Child) -> Result<(), Errno> {
+        self.check_owner(view);
+        let pid = process.id() as libc::pid_t;
+        self.cross(away, |(here, here_count), (there, there_count)| {
+            // SAFETY: I-16: vectors of checked slots, all of one length; I-21: the view is borrowed. A child is
+            // not this process, and the kernel refuses what is not mapped there.
+            unsafe { libc::process_vm_writev(pid, here, here_count, there, there_count, 0) }
+        })
+    }
+
+    /// The same in the other direction.
+    ///
+    /// # Errors
+    /// As [`Slots::write_away`].
+    ///
+    /// # Panics
+    /// As [`Slots::write_away`].
+    pub fn read_away(
+        &self,
+        view: &mut View,
+        away: &AwaySlots,
+        process: &Child,
+    ) -> Result<(), Errno> {
+        self.check_owner(view);
+        let pid = process.id() as libc::pid_t;
+        self.cross(away, |(here, here_count), (there, there_count)| {
+            // SAFETY: I-16, I-21: as in `write_away`, and the view is borrowed for this call alone.
+            unsafe { libc::process_vm_readv(pid, here, here_count, there, there_count, 0) }
+        })
+    }
+
+    fn check_owner(&self, view: &View) {
+        assert!(
+            Arc::ptr_eq(&self.mapped, &view.mapped),
+            "slots of another view"
+        );
+    }
+
+    fn stream(&self, call: impl Fn(&[libc::iovec]) -> isize) -> Result<(), Errno> {
+        let mut vectors = Vectors::default();
         for group in &self.groups {
             for slots in group.slots.chunks(VECTORS) {
-                vectors.clear();
-                vectors.extend(slots.iter().map(|&slot| libc::iovec {
-                    iov_base: group.at(slot).cast(),
-                    iov_len: group.slot_bytes,
-                }));
-                move_all(&mut vectors, &call)?;
+                vectors.load(group, slots);
+                while !vectors.open().is_empty() {
+                    match count(call(vectors.open()))? {
+                        Some(0) => return Err(Errno::PIPE),
+                        moved => vectors.advance(moved.unwrap_or(0)),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cross(
+        &self,
+        away: &AwaySlots,
+        call: impl Fn(RawList, RawList) -> isize,
+    ) -> Result<(), Errno> {
+        assert!(
+            have_one_shape(&self.groups, &away.groups),
+            "slots of another shape"
+        );
+        let (mut near, mut far) = (Vectors::default(), Vectors::default());
+        for (here, there) in self.groups.iter().zip(&away.groups) {
+            let there_chunks = there.slots.chunks(VECTORS);
+            for (near_slots, far_slots) in here.slots.chunks(VECTORS).zip(there_chunks) {
+                near.load(here, near_slots);
+                far.load(there, far_slots);
+                while !near.open().is_empty() {
+                    match count(call(near.raw(), far.raw()))? {
+                        Some(0) => return Err(Errno::FAULT),
+                        moved => {
+                            near.advance(moved.unwrap_or(0));
+                            far.advance(moved.unwrap_or(0));
+                        }
+                    }
+                }
             }
         }
         Ok(())
@@ -273,14 +444,57 @@ impl Slots {
             }
         }
     }
+}
 
-    fn fits(&self, other: &Self) -> bool {
-        let shape = |group: &Group| (group.slots.len(), group.slot_bytes);
-        self.groups
-            .iter()
-            .map(shape)
-            .eq(other.groups.iter().map(shape))
+impl AwaySlots {
+    /// As [`Slots::new`], of the [`View`] that begins at `address` in the other process.
+    ///
+    /// # Errors
+    /// As [`Slots::new`].
+    pub fn new(
+        address: u64,
+        slots_bytes: u64,
+        lists: Vec<(PoolGeometry, Vec<u32>)>,
+    ) -> Result<Self, Error> {
+        let end = usize::try_from(address)
+            .ok()
+            .filter(|_| address.checked_add(slots_bytes).is_some());
+        let first = end.ok_or_else(|| invalid("address", address.to_string()))?;
+        let base = std::ptr::without_provenance_mut(first);
+        Ok(Self {
+            groups: groups(base, slots_bytes, lists)?,
+        })
     }
+}
+
+fn groups(
+    base: *mut u8,
+    len_bytes: u64,
+    lists: Vec<(PoolGeometry, Vec<u32>)>,
+) -> Result<Vec<Group>, Error> {
+    let mut groups = Vec::with_capacity(lists.len());
+    for (geometry, slots) in lists {
+        let span = PoolSpan::new(base, len_bytes, geometry)
+            .ok_or_else(|| invalid("pool geometry", format!("{geometry:?}")))?;
+        if let Some(slot) = slots.iter().find(|slot| **slot >= geometry.slot_count) {
+            return Err(invalid("slot", slot.to_string()));
+        }
+        let Some(first) = span.run(0, 1) else {
+            continue;
+        };
+        groups.push(Group {
+            base: first.base,
+            stride_bytes: first.stride_bytes,
+            slot_bytes: first.slot_bytes,
+            slots,
+        });
+    }
+    Ok(groups)
+}
+
+fn have_one_shape(one: &[Group], other: &[Group]) -> bool {
+    let shape = |group: &Group| (group.slots.len(), group.slot_bytes);
+    one.iter().map(shape).eq(other.iter().map(shape))
 }
 
 impl Group {
@@ -289,36 +503,56 @@ impl Group {
     }
 }
 
-/// Repeats `call` until every vector is worked off.
-fn move_all(
-    vectors: &mut [libc::iovec],
-    call: &impl Fn(*const libc::iovec, libc::c_int) -> isize,
-) -> Result<(), Errno> {
-    let mut next = 0;
-    while next < vectors.len() {
-        let open = &vectors[next..];
-        let moved = call(open.as_ptr(), open.len() as libc::c_int);
-        let Ok(mut moved) = usize::try_from(moved) else {
-            let code = std::io::Error::last_os_error().raw_os_error();
-            match Errno::from_raw_os_error(code.unwrap_or(libc::EIO)) {
-                Errno::INTR => continue,
-                errno => return Err(errno),
-            }
-        };
-        if moved == 0 {
-            return Err(Errno::PIPE);
-        }
-        while let Some(vector) = vectors.get_mut(next) {
-            if moved < vector.iov_len {
-                vector.iov_base = vector.iov_base.wrapping_byte_add(moved);
-                vector.iov_len -= moved;
+type RawList = (*const libc::iovec, libc::c_ulong);
+
+/// Vectors that are worked off over as many calls as it takes.
+#[derive(Default)]
+struct Vectors {
+    list: Vec<libc::iovec>,
+    next: usize,
+}
+
+impl Vectors {
+    fn load(&mut self, group: &Group, slots: &[u32]) {
+        self.next = 0;
+        self.list.clear();
+        self.list.extend(slots.iter().map(|&slot| libc::iovec {
+            iov_base: group.at(slot).cast(),
+            iov_len: group.slot_bytes,
+        }));
+    }
+
+    fn open(&self) -> &[libc::iovec] {
+        &self.list[self.next..]
+    }
+
+    fn raw(&self) -> RawList {
+        (self.open().as_ptr(), self.open().len() as libc::c_ulong)
+    }
+
+    fn advance(&mut self, mut moved_bytes: usize) {
+        while let Some(vector) = self.list.get_mut(self.next) {
+            if moved_bytes < vector.iov_len {
+                vector.iov_base = vector.iov_base.wrapping_byte_add(moved_bytes);
+                vector.iov_len -= moved_bytes;
                 break;
             }
-            moved -= vector.iov_len;
-            next += 1;
+            moved_bytes -= vector.iov_len;
+            self.next += 1;
         }
     }
-    Ok(())
+}
+
+/// What a call has moved; `None` when a signal came first.
+fn count(result: isize) -> Result<Option<usize>, Errno> {
+    if let Ok(moved) = usize::try_from(result) {
+        return Ok(Some(moved));
+    }
+    let code = std::io::Error::last_os_error().raw_os_error();
+    match Errno::from_raw_os_error(code.unwrap_or(libc::EIO)) {
+        Errno::INTR => Ok(None),
+        errno => Err(errno),
+    }
 }
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -337,75 +571,4 @@ fn mix(seed: u64) -> u64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-    use crate::sync::Ordering;
-
-    const POOL: PoolGeometry = PoolGeometry {
-        offset_bytes: 8,
-        stride_bytes: 40,
-        slot_bytes: 37,
-        slot_count: 2000,
-    };
-
-    fn view() -> Arc<View> {
-        View::own(Arc::new(Memory::host(100_000).unwrap()))
-    }
-
-    fn slots(view: &Arc<View>, step: u32) -> Slots {
-        let list = (0..1999).map(|index| index * step % 1999).collect();
-        Slots::new(view, vec![(POOL, list)]).unwrap()
-    }
-
-    #[test]
-    fn copies_and_streams_are_seen_and_a_stale_or_damaged_slot_too() {
-        let (from, to) = (view(), view());
-        let (source, target) = (slots(&from, 7), slots(&to, 11));
-        source.fill(1);
-        assert_eq!((source.differing(1), source.differing(2)), (0, 1999));
-        source.copy_to(&target);
-        assert_eq!(target.differing(1), 0);
-        source.fill(2);
-        assert_eq!(target.differing(2), 1999);
-        let (here, there) = UnixStream::pair().unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| source.send(&here).unwrap());
-            target.receive(&there).unwrap();
-        });
-        assert_eq!(target.differing(2), 0);
-        // The last byte of one slot.
-        let last = POOL.offset_bytes + 3 * POOL.stride_bytes + 36;
-        let word = to.word(last - last % 4).unwrap();
-        word.fetch_xor(1 << (8 * (last % 4)), Ordering::Relaxed);
-        assert_eq!(target.differing(2), 1);
-    }
-
-    #[test]
-    fn slots_outside_are_refused() {
-        let view = view();
-        assert!(Slots::new(&view, vec![(POOL, vec![1999, 2000])]).is_err());
-        let long = PoolGeometry {
-            slot_count: 3000,
-            ..POOL
-        };
-        assert!(Slots::new(&view, vec![(long, vec![0])]).is_err());
-        assert!(view.word(99_998).is_none() && view.word(2).is_none());
-        assert!(view.word(99_996).is_some());
-    }
-
-    #[test]
-    fn another_process_sees_a_shared_memory_by_its_file() {
-        let memory = Arc::new(Memory::shared("bare", 100_000).unwrap());
-        let file = file(&memory).unwrap().try_clone_to_owned().unwrap();
-        let (own, peer) = (
-            View::own(memory.clone()),
-            View::peer(&file, 100_000).unwrap(),
-        );
-        slots(&own, 7).fill(3);
-        assert_eq!(slots(&peer, 7).differing(3), 0);
-        assert!(View::peer(&file, 1 << 30).is_err());
-    }
-}
+mod tests;
