@@ -81,7 +81,7 @@ fn refuse_unused(required: &[Service]) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "--require {}: no suite uses it yet",
+        "--require {}: no suite uses it yet, so it counts as absent",
         unused.join(",")
     )))
 }
@@ -180,7 +180,11 @@ mod tests {
         let text = refuse_unused(&[Service::Redis, Service::Chromium])
             .unwrap_err()
             .to_string();
-        assert_eq!(text, "--require redis: no suite uses it yet");
+        assert_eq!(
+            text,
+            "--require redis: no suite uses it yet, so it counts as absent"
+        );
+        assert!(refuse_unused(&[Service::Etcd]).is_err());
     }
 
     #[test]

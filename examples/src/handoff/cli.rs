@@ -100,7 +100,7 @@ struct HostArgs {
     #[arg(long, hide = true)]
     phase_markers: bool,
     /// Each side answers kvgate-status at a socket in this directory: prefill.sock, decode.sock
-    #[arg(long, hide = true, value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     status_dir: Option<PathBuf>,
     /// Log more (twice: debug); RUST_LOG wins
     #[arg(short, long, action = clap::ArgAction::Count)]
