@@ -21,7 +21,7 @@ use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
 use crate::mem::iovec::{Held, RawVectors};
 use crate::mem::span::SlotRun;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, thread};
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, thread};
 
 /// A connected socket with its stop signal and its sending half.
 pub(crate) struct Channel {
@@ -262,54 +262,91 @@ impl Drop for Sender<'_> {
 }
 
 /// The receive thread of a link.
-pub(crate) struct Receiver {
-    thread: Mutex<Option<thread::JoinHandle<()>>>,
+pub(crate) struct Receiver(Arc<Thread>);
+
+struct Thread {
+    state: Mutex<ThreadState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct ThreadState {
+    id: Option<thread::ThreadId>,
+    handle: Option<thread::JoinHandle<()>>,
+    is_running: bool,
+    is_closed: bool,
+}
+
+/// Says that the thread has ended, however it ended.
+struct Ending(Arc<Thread>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.state.lock().is_running = false;
+        self.0.ended.notify_all();
+    }
 }
 
 impl Receiver {
     pub(crate) fn new() -> Self {
-        Self {
-            thread: Mutex::new(None),
-        }
+        Self(Arc::new(Thread {
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        }))
     }
 
-    /// Starts it.
+    /// Starts it, unless [`Receiver::join`] was called.
     pub(crate) fn start(
         &self,
         name: String,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), Error> {
-        let mut slot = self.thread.lock();
-        let spawned = thread::Builder::new().name(name).spawn(body);
-        let spawned = spawned.map_err(|error| {
+        let mut state = self.0.state.lock();
+        if state.is_closed {
+            return Err(ErrorKind::Closed.into());
+        }
+        let ending = Ending(Arc::clone(&self.0));
+        let spawned = thread::Builder::new().name(name).spawn(move || {
+            let _ending = ending;
+            body();
+        });
+        let handle = spawned.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
             Error::from(ErrorKind::System {
                 call: "clone",
                 errno,
             })
         })?;
-        *slot = Some(spawned);
+        state.id = Some(handle.thread().id());
+        state.handle = Some(handle);
+        state.is_running = true;
         Ok(())
     }
 
-    /// Whether the caller is that thread: a link that is closed from inside one of its own events.
+    /// Whether the caller is that thread.
     pub(crate) fn is_current(&self) -> bool {
-        let thread = self.thread.lock();
-        thread
-            .as_ref()
-            .is_some_and(|handle| handle.thread().id() == thread::current().id())
+        self.0.state.lock().id == Some(thread::current().id())
     }
 
-    /// Waits for its end, unless called by itself. Its waits have been ended before.
-    pub(crate) fn join(&self) {
-        if self.is_current() {
-            return;
+    /// Waits for its end, whoever else does, unless called by itself: a link that is closed from inside one
+    /// of its own events. Its waits have been ended before. `false` when it was never started.
+    pub(crate) fn join(&self) -> bool {
+        let mut state = self.0.state.lock();
+        state.is_closed = true;
+        let Some(id) = state.id else { return false };
+        if id == thread::current().id() {
+            return true;
         }
-        let taken = self.thread.lock().take();
-        if let Some(handle) = taken {
+        while state.is_running {
+            self.0.ended.wait(&mut state);
+        }
+        let handle = state.handle.take();
+        drop(state);
+        if let Some(handle) = handle {
             // A panic of the thread was reported by its own hook.
             let _ = handle.join();
         }
+        true
     }
 }
 

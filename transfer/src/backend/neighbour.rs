@@ -176,36 +176,57 @@ impl<R: Reach> NeighbourLink<R> {
 impl<R: Reach> Shared<R> {
     /// The receive thread.
     fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
-        let process = Some(self.process.as_fd());
-        let bounds = Bounds {
-            process,
-            ..self.channel.bounds()
-        };
         let channel = &self.channel;
-        let last = || Bounds {
-            stop: None,
-            deadline: Some(Deadline::after_ms(GOODBYE_MS)),
-            process,
-            writable: None,
+        let bounds = Bounds {
+            process: Some(self.process.as_fd()),
+            ..channel.bounds()
         };
         let end = channel::receive_to_the_end(
             channel,
             &mut reader,
-            (bounds, last),
+            (bounds, || self.last_bounds()),
             (peer, events),
             &mut NoWrites,
             |_| channel.is_closed_here(),
         );
         let was_closed_here = channel.is_closed_here();
-        let is_silent = matches!(end, Err(StreamEnd::Stopped | StreamEnd::TimedOut));
-        self.has_hung_up
-            .store(end.is_err() && !is_silent, Ordering::Release);
-        self.has_bye.store(end.is_ok(), Ordering::Release);
+        self.note_end(&end);
         self.stop_storing();
         channel.socket.shutdown();
         if !was_closed_here {
             events.down(peer, channel::cause(end), self.proof());
         }
+    }
+
+    /// How long a goodbye is waited for.
+    fn last_bounds(&self) -> Bounds<'_> {
+        Bounds {
+            stop: None,
+            deadline: Some(Deadline::after_ms(GOODBYE_MS)),
+            process: Some(self.process.as_fd()),
+            writable: None,
+        }
+    }
+
+    fn note_end(&self, end: &Result<(), StreamEnd>) {
+        let is_silent = matches!(end, Err(StreamEnd::Stopped | StreamEnd::TimedOut));
+        self.has_hung_up
+            .store(end.is_err() && !is_silent, Ordering::Release);
+        self.has_bye.store(end.is_ok(), Ordering::Release);
+    }
+
+    /// The goodbye of a peer whose link ends before it was started: nobody hears what comes before it.
+    fn hear_out(&self, reader: &mut FrameReader) {
+        let bounds = self.last_bounds();
+        let end = loop {
+            match reader.next(&self.channel.socket, bounds) {
+                Ok(Frame::Bye) => break Ok(()),
+                Ok(_) => {}
+                Err(end) => break Err(end),
+            }
+        };
+        self.note_end(&end);
+        self.channel.socket.shutdown();
     }
 
     /// Ends what the worker does, and tells the peer that nothing is stored any more: the goodbye
@@ -236,7 +257,9 @@ impl<R: Reach> Shared<R> {
 
 impl<R: Reach> Link for NeighbourLink<R> {
     fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
-        let reader = self.reader.lock().take().ok_or(ErrorKind::Closed)?;
+        // Held until the thread is known, so that a close finds either of the two.
+        let mut slot = self.reader.lock();
+        let reader = slot.take().ok_or(ErrorKind::Closed)?;
         let shared = Arc::clone(&self.shared);
         self.receiver
             .start(format!("kvgate-{}-{peer}", R::KIND), move || {
@@ -300,7 +323,12 @@ impl<R: Reach> Link for NeighbourLink<R> {
         self.shared.channel.close();
         self.shared.stop_storing();
         self.shared.channel.socket.shutdown_send();
-        self.receiver.join();
+        if !self.receiver.join() {
+            let mut slot = self.reader.lock();
+            if let Some(mut reader) = slot.take() {
+                self.shared.hear_out(&mut reader);
+            }
+        }
     }
 }
 

@@ -118,6 +118,34 @@ fn both_sides_may_send_more_than_the_sockets_hold() {
     });
 }
 
+/// As when an agent is shut down while it takes a connection into service.
+#[test]
+fn a_link_that_is_closed_before_it_is_started_hears_the_goodbye() {
+    for address in addresses("early-close") {
+        let (a, b) = (Host::new("a"), Host::new("b"));
+        let listener = listen(&address, b.clone()).unwrap();
+        let at_a = connect(listener.address(), soon(), &*a).unwrap();
+        let at_b = b.await_established();
+        at_a.link.start(PEER, a.clone()).unwrap();
+        at_a.link.send(b"nobody hears this").unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    at_b.link.close();
+                    assert_eq!(at_b.link.quiesce(), Quiesce::Proven, "{address}");
+                });
+            }
+        });
+        assert!(at_b.link.start(PEER, b.clone()).is_err(), "{address}");
+        let end = a.await_seen(|seen| match seen {
+            Seen::Down(quiesce) => Some(quiesce.clone()),
+            _ => None,
+        });
+        assert_eq!(end, Quiesce::Proven, "{address}");
+        assert_eq!(*b.seen.lock(), [], "{address}");
+    }
+}
+
 #[test]
 fn a_closed_link_is_down_and_quiet_on_both_sides() {
     each_transport("close", |pair| {
