@@ -186,7 +186,7 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
         .run()?;
     let processes = workspace
         .cargo(name, test)
-        .args(["--test", "one_sided", "--test", "two_processes"])
+        .args(["--lib", "--test", "one_sided", "--test", "two_processes"])
         .limit(Duration::from_secs(1200))
         .run()?;
     let mut sum = (0, 0);

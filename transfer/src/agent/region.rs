@@ -49,20 +49,23 @@ impl MemoryRegion {
     /// itself has let go of it or is proven dead.
     ///
     /// # Errors
-    /// [`ErrorKind::RegionBusy`] at the deadline, with the region: it is revoked, still mapped, and can
-    /// be closed later.
+    /// [`ErrorKind::RegionBusy`] at the deadline, or when the library of a connection keeps the memory,
+    /// with the region: it is revoked, still mapped, and can be closed later.
     pub fn close(self, deadline: Deadline) -> Result<(), (Self, Error)> {
         self.engine.revoke_region(&self.core);
         self.engine.ask_for_late_proofs(&self.core);
-        if !self.core.wait_quiet(deadline) {
+        let released = match self.core.wait_quiet(deadline) {
+            true => self.core.release(),
+            false => Err(self.core.unheard_peers()),
+        };
+        if let Err(unheard_peers) = released {
             let error = ErrorKind::RegionBusy {
                 region: self.core.id,
                 outstanding: self.core.outstanding(),
-                unheard_peers: self.core.unheard_peers(),
+                unheard_peers,
             };
             return Err((self, error.into()));
         }
-        self.core.release();
         self.engine.regions.remove(self.core.id);
         self.engine.record(|| Event::RegionClosed {
             region: self.core.id,

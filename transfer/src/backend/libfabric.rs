@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::mem::{ManuallyDrop, zeroed};
+use std::mem::zeroed;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
@@ -68,7 +68,7 @@ struct Objects {
 
 /// One connection's half.
 pub(crate) struct Endpoint {
-    of: ManuallyDrop<Objects>,
+    of: Objects,
     event_fd: c_int,
     peer: Option<fi_addr_t>,
     keys: Vec<u64>,
@@ -143,71 +143,35 @@ impl Objects {
 
     /// Everything below the description, up to an enabled endpoint.
     fn open(&mut self) -> Result<(), Failure> {
-        let no_context = null_mut();
+        let none = null_mut();
         // SAFETY: I-16, for this and the calls below: objects that were made before and live, structs that
         // are zeroed and have room behind them, and places for the answers.
         let code =
-            unsafe { (self.api.fi_fabric)((*self.info).fabric_attr, &mut self.fabric, no_context) };
+            unsafe { (self.api.fi_fabric)((*self.info).fabric_attr, &mut self.fabric, none) };
         self.check("fi_fabric", code.into())?;
+        let (fabric, info, made) = (self.fabric, self.info, &mut self.domain);
         // SAFETY: as above.
-        let code = unsafe {
-            let ops = (*self.fabric).ops;
-            call!(
-                ops,
-                domain,
-                self.fabric,
-                self.info,
-                &mut self.domain,
-                no_context
-            )
-        };
+        let code = unsafe { call!((*fabric).ops, domain, fabric, info, made, none) };
         self.check("fi_domain", code)?;
         // SAFETY: as above; all zero is a value of this struct.
         let mut attr = Padded::new(unsafe { zeroed::<fi_cq_attr>() });
         attr.value.size = QUEUE_LENGTH;
         attr.value.format = FI_CQ_FORMAT_CONTEXT;
         attr.value.wait_obj = FI_WAIT_FD;
+        let (domain, wanted, made) = (self.domain, &mut attr.value, &mut self.cq);
         // SAFETY: as above.
-        let code = unsafe {
-            let ops = (*self.domain).ops;
-            call!(
-                ops,
-                cq_open,
-                self.domain,
-                &mut attr.value,
-                &mut self.cq,
-                no_context
-            )
-        };
+        let code = unsafe { call!((*domain).ops, cq_open, domain, wanted, made, none) };
         self.check("fi_cq_open", code)?;
         // SAFETY: as above; all zero is a value of this struct.
         let mut attr = Padded::new(unsafe { zeroed::<fi_av_attr>() });
         attr.value.type_ = FI_AV_TABLE;
+        let (wanted, made) = (&mut attr.value, &mut self.av);
         // SAFETY: as above.
-        let code = unsafe {
-            let ops = (*self.domain).ops;
-            call!(
-                ops,
-                av_open,
-                self.domain,
-                &mut attr.value,
-                &mut self.av,
-                no_context
-            )
-        };
+        let code = unsafe { call!((*domain).ops, av_open, domain, wanted, made, none) };
         self.check("fi_av_open", code)?;
+        let made = &mut self.ep;
         // SAFETY: as above.
-        let code = unsafe {
-            let ops = (*self.domain).ops;
-            call!(
-                ops,
-                endpoint,
-                self.domain,
-                self.info,
-                &mut self.ep,
-                no_context
-            )
-        };
+        let code = unsafe { call!((*domain).ops, endpoint, domain, info, made, none) };
         self.check("fi_endpoint", code)?;
         self.bind()
     }
@@ -276,34 +240,57 @@ impl Objects {
     }
 }
 
-/// Closes an object; what it says does not matter any more.
+/// Closes an object, and says what the library says. A null afterwards means that it is gone.
 ///
 /// # Safety
-/// Null, or a live object that nobody uses any more.
-unsafe fn close(object: *mut fid) -> i64 {
-    if object.is_null() {
+/// Null, or a live object that nobody here uses any more, whose class has its description at the beginning.
+unsafe fn close<T>(object: &mut *mut T) -> i64 {
+    let description: *mut fid = object.cast();
+    if description.is_null() {
         return 0;
     }
     // SAFETY: I-21: the caller's contract.
-    unsafe { call!((*object).ops, close, object) }
+    let code = unsafe { call!((*description).ops, close, description) };
+    if code == 0 {
+        *object = null_mut();
+    }
+    code
+}
+
+impl Objects {
+    /// Closes everything, those that stand on others first, up to the first that does not let itself be
+    /// closed: it is in use, and so is what it stands on. Whether all are gone.
+    fn close(&mut self) -> bool {
+        // SAFETY: I-21, here and below: made once, null once closed, not used any more; every class has its
+        // description at the beginning.
+        if unsafe { close(&mut self.ep) } != 0 {
+            return false;
+        }
+        while let Some(mut memory) = self.memories.first_entry() {
+            // SAFETY: as above.
+            if unsafe { close(memory.get_mut()) } != 0 {
+                return false;
+            }
+            memory.remove();
+        }
+        // SAFETY: as above.
+        unsafe {
+            close(&mut self.av) == 0
+                && close(&mut self.cq) == 0
+                && close(&mut self.domain) == 0
+                && close(&mut self.fabric) == 0
+        }
+    }
 }
 
 impl Drop for Objects {
     fn drop(&mut self) {
-        // SAFETY: I-21: each was made once and is closed once, those that stand on others first. The
-        // description of a class stands at the beginning of each object.
-        unsafe {
-            close(self.ep.cast());
-            for memory in std::mem::take(&mut self.memories).into_values() {
-                close(memory.cast());
-            }
-            close(self.av.cast());
-            close(self.cq.cast());
-            close(self.domain.cast());
-            close(self.fabric.cast());
-            if !self.info.is_null() {
-                (self.api.fi_freeinfo)(self.info);
-            }
+        // What is left when an endpoint could not be opened; it has no peer and no memory, so nothing of
+        // anybody is touched by what does not close. After its end there is nothing.
+        let _ = self.close();
+        if !self.info.is_null() {
+            // SAFETY: I-21: made once, freed once.
+            unsafe { (self.api.fi_freeinfo)(self.info) };
         }
     }
 }
@@ -332,7 +319,7 @@ impl Endpoint {
         };
         of.check("fi_control", code)?;
         Ok(Self {
-            of: ManuallyDrop::new(of),
+            of,
             event_fd,
             peer: None,
             keys: Vec::new(),
@@ -388,20 +375,6 @@ impl Endpoint {
             failure.words = format!("{}; {words} ({})", failure.words, entry.prov_errno);
         }
         failure
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.drain();
-        if self.has_reads {
-            // Closing an endpoint inside the answer to a read ends the process in some versions (the
-            // provider reports the request twice). Nobody lets this one progress any more, so nothing of
-            // it is touched; it is left as it is.
-            return;
-        }
-        // SAFETY: I-21: dropped once, here.
-        unsafe { ManuallyDrop::drop(&mut self.of) };
     }
 }
 
@@ -463,7 +436,7 @@ impl rma::Fabric for Endpoint {
         Ok(())
     }
 
-    fn register(&mut self, memory: &Memory) -> Result<(usize, LocalKey), Failure> {
+    fn register(&mut self, memory: &Memory) -> Result<usize, Failure> {
         let mut draws = 0;
         let made = loop {
             draws += 1;
@@ -476,6 +449,13 @@ impl rma::Fabric for Endpoint {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.of.memories.insert(handle, made);
+        Ok(handle)
+    }
+
+    fn key(&mut self, handle: usize, memory: &Memory) -> Result<LocalKey, Failure> {
+        let Some(&made) = self.of.memories.get(&handle) else {
+            return Err(self.of.failure("registration", 0));
+        };
         let base = match self.of.mr_mode() & FI_MR_VIRT_ADDR {
             0 => 0,
             _ => memory.base_ptr() as u64,
@@ -483,22 +463,23 @@ impl rma::Fabric for Endpoint {
         // SAFETY: I-16: a live registration.
         let key = unsafe { (*made).key };
         let key = Bytes::copy_from_slice(&key.to_le_bytes());
-        Ok((handle, LocalKey { base, key }))
+        Ok(LocalKey { base, key })
     }
 
     fn unregister(&mut self, handle: usize) -> Result<(), Failure> {
-        let memory = self.of.memories.remove(&handle);
-        // SAFETY: I-21: registered once, closed once; no request of this side uses it.
-        let code = memory.map_or(0, |memory| unsafe { close(memory.cast()) });
-        self.of.check("fi_close", code)
+        let Some(memory) = self.of.memories.get_mut(&handle) else {
+            return Ok(());
+        };
+        // SAFETY: I-21: a live registration that no request of this side uses; gone only if it says so.
+        let code = unsafe { close(memory) };
+        self.of.check("fi_close", code)?;
+        self.of.memories.remove(&handle);
+        Ok(())
     }
 
     fn post(&mut self, request: &Request, handle: usize) -> Result<bool, Failure> {
-        let known = (self.peer, self.keys.get(request.key));
-        let (Some(peer), Some(&key)) = known else {
-            return Err(self.of.failure("registration", 0));
-        };
-        let Some(&memory) = self.of.memories.get(&handle) else {
+        let (key, memory) = (self.keys.get(request.key), self.of.memories.get(&handle));
+        let (Some(peer), Some(&key), Some(&memory)) = (self.peer, key, memory) else {
             return Err(self.of.failure("registration", 0));
         };
         let (ep, remote) = (self.of.ep, request.remote);
@@ -580,5 +561,17 @@ impl rma::Fabric for Endpoint {
     fn largest_bytes(&self) -> usize {
         // SAFETY: I-16: an answer of the library has all its parts.
         unsafe { (*(*self.of.info).ep_attr).max_msg_size }
+    }
+
+    fn end(mut self) -> bool {
+        self.drain();
+        // Closing an endpoint inside the answer to a read ends the process in some versions (the provider
+        // reports the request twice).
+        let is_gone = !self.has_reads && self.of.close();
+        if !is_gone {
+            // Left as it is: the provider, or the card, may go on with it.
+            std::mem::forget(self);
+        }
+        is_gone
     }
 }

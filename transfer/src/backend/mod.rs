@@ -268,10 +268,10 @@ pub trait LinkEvents: Send + Sync {
     /// # Errors
     /// An unknown pool, a slot outside, a revoked or different registration: nothing may be touched.
     fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
-    /// The region of this side that `address` lies in. The caller executes an operation that holds it.
+    /// A region of this side. The caller executes an operation that holds it.
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
-    fn region_at(&self, address: *const u8) -> Option<Arc<crate::mem::region::RegionCore>> {
-        let _ = address;
+    fn region(&self, id: crate::ids::RegionId) -> Option<Arc<crate::mem::region::RegionCore>> {
+        let _ = id;
         None
     }
 }

@@ -3,7 +3,7 @@
 
 use super::RemoteRun;
 use crate::desc::{SlotPair, run_at};
-use crate::ids::PoolId;
+use crate::ids::{PoolId, RegionId};
 use crate::mem::span::SlotRun;
 
 /// A pool here and its partner there; their slots have one length.
@@ -11,6 +11,9 @@ use crate::mem::span::SlotRun;
 pub(crate) struct PoolPair {
     /// Every slot of the pool of this side.
     pub(crate) local: SlotRun,
+    /// Its region, which every operation of the transfer holds.
+    #[cfg_attr(any(kv_loom, not(feature = "one-sided")), allow(dead_code))]
+    pub(crate) region: RegionId,
     /// The peer's pool.
     pub(crate) remote: PoolId,
     /// Registration generation of its region that this side knows.
@@ -47,6 +50,18 @@ pub(crate) struct RunCursor {
 impl RunPairs {
     /// The pair of runs at `cursor`, which moves on; `None` behind the last one.
     pub(crate) fn next(&self, cursor: &mut RunCursor) -> Option<(SlotRun, RemoteRun)> {
+        let (pool, first, count) = self.next_slots(cursor)?;
+        let remote = RemoteRun {
+            pool: pool.remote,
+            generation: pool.generation,
+            slot: first.remote,
+            slot_count: count,
+        };
+        Some((pool.local.section(first.local, count), remote))
+    }
+
+    /// As [`RunPairs::next`]: the pools, the first slots, and how many neighbours they are.
+    pub(crate) fn next_slots(&self, cursor: &mut RunCursor) -> Option<(&PoolPair, SlotPair, u32)> {
         loop {
             let group = self.groups.get(cursor.group)?;
             let Some(pool) = group.pools.get(cursor.pool) else {
@@ -62,13 +77,7 @@ impl RunPairs {
                 continue;
             };
             cursor.slot += count as usize;
-            let remote = RemoteRun {
-                pool: pool.remote,
-                generation: pool.generation,
-                slot: first.remote,
-                slot_count: count,
-            };
-            return Some((pool.local.section(first.local, count), remote));
+            return Some((pool, first, count));
         }
     }
 
@@ -78,11 +87,11 @@ impl RunPairs {
         std::iter::from_fn(move || self.next(&mut cursor))
     }
 
-    /// The pools of this side.
+    /// The regions of this side, once for each pool.
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
-    pub(crate) fn local_pools(&self) -> impl Iterator<Item = &SlotRun> {
+    pub(crate) fn local_regions(&self) -> impl Iterator<Item = RegionId> {
         let pools = self.groups.iter().flat_map(|group| &group.pools);
-        pools.map(|pool| &pool.local)
+        pools.map(|pool| pool.region)
     }
 
     /// The runs of the peer.
@@ -91,12 +100,13 @@ impl RunPairs {
         self.iter().map(|(_, remote)| remote).collect()
     }
 
-    /// Pairs of runs that stand for themselves. For tests of the backends.
+    /// Pairs of runs that stand for themselves, all of the first region. For tests of the backends.
     #[cfg(all(test, not(kv_loom)))]
     pub(crate) fn of(runs: impl IntoIterator<Item = (SlotRun, RemoteRun)>) -> Self {
         let group = |(local, remote): (SlotRun, RemoteRun)| PairGroup {
             pools: vec![PoolPair {
                 local,
+                region: RegionId(1),
                 remote: remote.pool,
                 generation: remote.generation,
             }],

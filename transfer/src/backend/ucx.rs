@@ -62,6 +62,7 @@ pub(crate) struct Endpoint {
     /// What UCX has said about the peer; 0 is nothing.
     peer_error: Arc<AtomicI32>,
     rkeys: Vec<ucp_rkey_h>,
+    /// A null is one that could not be unmapped.
     memories: BTreeMap<usize, ucp_mem_h>,
     next_handle: usize,
     /// In the order in which they were started.
@@ -158,7 +159,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: I-21: made once, ended once, in this order; endpoints and memories are gone.
+        // SAFETY: I-21: made once, ended once, in this order; endpoints and memories are gone, or were never
+        // made.
         unsafe {
             if !self.worker.is_null() {
                 (self.ucp.ucp_worker_destroy)(self.worker);
@@ -262,11 +264,11 @@ impl Endpoint {
         }
     }
 
-    /// Ends the endpoint at once; what is under way is cancelled.
-    fn close_ep(&mut self, deadline: Deadline) {
+    /// Ends the endpoint at once; what is under way is cancelled. Whether all of that is over.
+    fn close_ep(&mut self, deadline: Deadline) -> bool {
         let ep = std::mem::replace(&mut self.ep, null_mut());
         if ep.is_null() {
-            return;
+            return self.drain(deadline);
         }
         // SAFETY: I-16: all zero is a value of this struct; its mask says which fields count.
         let mut param: ucp_request_param_t = unsafe { zeroed() };
@@ -274,10 +276,43 @@ impl Endpoint {
         param.flags = UCP_EP_CLOSE_FLAG_FORCE;
         // SAFETY: I-21: a live endpoint with peer error handling, closed once.
         let request = unsafe { (self.of.ucp.ucp_ep_close_nbx)(ep, &param) };
-        if status_of(request).is_none() && !request.is_null() {
-            self.requests.push_back(("ucp_ep_close_nbx", request));
+        let is_closing = self.keep("ucp_ep_close_nbx", request).is_ok();
+        is_closing && self.drain(deadline)
+    }
+
+    fn mapped(&self, handle: usize) -> Result<ucp_mem_h, Failure> {
+        let mapped = self.memories.get(&handle).copied();
+        let mapped = mapped.filter(|mapped| !mapped.is_null());
+        mapped.ok_or_else(|| self.of.failure("registration", UCS_ERR_INVALID_PARAM))
+    }
+
+    /// Unmaps a memory, once: what fails is never tried again, and never counts as unmapped.
+    fn unmap(&mut self, handle: usize) -> Result<(), Failure> {
+        let Some(place) = self.memories.get_mut(&handle) else {
+            return Ok(());
+        };
+        let mapped = std::mem::replace(place, null_mut());
+        let status = match mapped.is_null() {
+            true => UCS_ERR_BUSY,
+            // SAFETY: I-21: mapped once, unmapped once; no request of this side uses it.
+            false => unsafe { (self.of.ucp.ucp_mem_unmap)(self.of.context, mapped) },
+        };
+        self.of.check("ucp_mem_unmap", status)?;
+        self.memories.remove(&handle);
+        Ok(())
+    }
+
+    /// Takes everything apart but the worker; `false` as soon as something does not end.
+    fn close(&mut self) -> bool {
+        if self.requests.is_empty() {
+            self.destroy_rkeys();
         }
-        self.drain(deadline);
+        if !self.close_ep(Deadline::after(END)) {
+            return false;
+        }
+        self.destroy_rkeys();
+        let handles: Vec<_> = self.memories.keys().copied().collect();
+        handles.into_iter().all(|handle| self.unmap(handle).is_ok())
     }
 }
 
@@ -328,7 +363,7 @@ impl Fabric for Endpoint {
         self.flush()
     }
 
-    fn register(&mut self, memory: &Memory) -> Result<(usize, LocalKey), Failure> {
+    fn register(&mut self, memory: &Memory) -> Result<usize, Failure> {
         let of = &self.of;
         // SAFETY: I-16: all zero is a value of this struct; its mask says which fields count.
         let mut params: ucp_mem_map_params_t = unsafe { zeroed() };
@@ -343,6 +378,11 @@ impl Fabric for Endpoint {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.memories.insert(handle, mapped);
+        Ok(handle)
+    }
+
+    fn key(&mut self, handle: usize, memory: &Memory) -> Result<LocalKey, Failure> {
+        let (of, mapped) = (&self.of, self.mapped(handle)?);
         let (mut packed, mut len_bytes) = (null_mut(), 0);
         // SAFETY: I-16: a live context and memory, and two places.
         let status =
@@ -356,22 +396,17 @@ impl Fabric for Endpoint {
         };
         // SAFETY: I-21: packed once, released once, copied before.
         unsafe { (of.ucp.ucp_rkey_buffer_release)(packed) };
-        Ok((handle, key))
+        Ok(key)
     }
 
     fn unregister(&mut self, handle: usize) -> Result<(), Failure> {
-        let Some(mapped) = self.memories.remove(&handle) else {
-            return Ok(());
-        };
-        // SAFETY: I-21: mapped once, unmapped once; no request of this side uses it.
-        let status = unsafe { (self.of.ucp.ucp_mem_unmap)(self.of.context, mapped) };
-        self.of.check("ucp_mem_unmap", status)
+        self.unmap(handle)
     }
 
     fn post(&mut self, request: &Request, handle: usize) -> Result<bool, Failure> {
         self.check_peer()?;
-        let known = (self.rkeys.get(request.key), self.memories.get(&handle));
-        let (Some(&rkey), Some(&memory)) = known else {
+        let memory = self.mapped(handle)?;
+        let Some(&rkey) = self.rkeys.get(request.key) else {
             return Err(self.of.failure("registration", UCS_ERR_INVALID_PARAM));
         };
         // SAFETY: I-16: all zero is a value of this struct; its mask says which fields count.
@@ -448,20 +483,13 @@ impl Fabric for Endpoint {
     fn largest_bytes(&self) -> usize {
         usize::MAX
     }
-}
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let deadline = Deadline::after(END);
-        if self.requests.is_empty() {
-            self.destroy_rkeys();
+    fn end(mut self) -> bool {
+        let is_gone = self.close();
+        if !is_gone {
+            // Left as it is, with its worker and the cell of its errors: UCX, or the card, may go on with it.
+            std::mem::forget(self);
         }
-        self.close_ep(deadline);
-        self.destroy_rkeys();
-        for mapped in std::mem::take(&mut self.memories).into_values() {
-            // SAFETY: I-21: mapped once, unmapped once; the endpoint is closed.
-            unsafe { (self.of.ucp.ucp_mem_unmap)(self.of.context, mapped) };
-        }
-        // The worker ends after this, and with it whatever did not end in time.
+        is_gone
     }
 }

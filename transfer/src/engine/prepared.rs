@@ -167,10 +167,11 @@ impl<'a> Resolving<'a> {
             }
             .into())
         };
-        let span = *self
-            .region_of(here)?
+        let region = self.region_of(here)?;
+        let span = *region
             .span(here)
             .ok_or(ErrorKind::UnknownPool { pool: here })?;
+        let region = region.id;
         let slot_count = span.geometry().slot_count;
         let local = match span.run(0, slot_count) {
             Some(all) if local_last < slot_count => all,
@@ -194,6 +195,7 @@ impl<'a> Resolving<'a> {
         }
         Ok(PoolPair {
             local,
+            region,
             remote: there,
             generation: target.generation,
         })

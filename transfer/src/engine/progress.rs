@@ -64,14 +64,8 @@ impl LinkEvents for EngineEvents {
     }
 
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
-    fn region_at(&self, address: *const u8) -> Option<Arc<RegionCore>> {
-        let holds = |region: &Arc<RegionCore>| {
-            region.memory().is_some_and(|memory| {
-                let offset = (address as usize).wrapping_sub(memory.base_ptr() as usize);
-                (offset as u64) < memory.len_bytes()
-            })
-        };
-        self.0.regions.all().into_iter().find(holds)
+    fn region(&self, id: crate::ids::RegionId) -> Option<Arc<RegionCore>> {
+        self.0.regions.get(id)
     }
 }
 

@@ -103,24 +103,22 @@ impl RegionTable {
         self.table.lock().regions.values().cloned().collect()
     }
 
-    /// Forgets a closed region.
-    pub(crate) fn remove(&self, id: RegionId) {
+    /// Forgets a closed region. Whether it was there.
+    pub(crate) fn remove(&self, id: RegionId) -> bool {
         let removed = {
             let mut table = self.table.lock();
             table.by_pool.retain(|_, region| *region != id);
             table.regions.remove(&id)
         };
-        drop(removed);
+        removed.is_some()
     }
 
     /// Closes the regions that nobody else closes, where they are quiet; returns which.
     pub(crate) fn sweep(&self) -> Vec<RegionId> {
         let is_over = |region: &Arc<RegionCore>| region.is_orphan() && region.is_quiet();
-        let over: Vec<_> = self.all().into_iter().filter(is_over).collect();
-        for region in &over {
-            region.release();
-            self.remove(region.id);
-        }
-        over.iter().map(|region| region.id).collect()
+        let over = self.all().into_iter().filter(is_over);
+        // One that is kept is asked for again the next time; one that is gone, another caller has closed.
+        let closed = over.filter(|region| region.release().is_ok() && self.remove(region.id));
+        closed.map(|region| region.id).collect()
     }
 }

@@ -44,21 +44,43 @@ pub(crate) struct RegionCore {
 /// Whoever has registered the memory with a library, and must take that back before it goes.
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 pub(crate) trait Registrar: Send + Sync {
-    /// The library must not touch the region's memory from now on. Blocks until that is so.
-    fn forget(&self, region: RegionId);
+    /// The library must not touch the region's memory from now on. Blocks until that is so; `false` when
+    /// it may go on to.
+    #[must_use]
+    fn forget(&self, region: RegionId) -> bool;
     /// Has forgotten everything.
     fn is_over(&self) -> bool;
 }
 
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 #[derive(Default)]
-struct Registrars(Mutex<Vec<Arc<dyn Registrar>>>);
+struct Registrars {
+    all: Mutex<Vec<Arc<dyn Registrar>>>,
+    /// Somebody has taken them, to ask each: until that is done, nobody else knows what came of it.
+    are_asked: AtomicBool,
+}
+
+#[cfg(all(feature = "one-sided", not(kv_loom)))]
+impl Registrars {
+    /// Asks all of them, without a lock. How many keep the region; those are asked again the next time.
+    fn forget(&self, region: RegionId) -> u64 {
+        if self.are_asked.swap(true, Ordering::AcqRel) {
+            return 1;
+        }
+        let mut asked = std::mem::take(&mut *self.all.lock());
+        asked.retain(|registrar| !registrar.forget(region));
+        let kept = asked.len() as u64;
+        self.all.lock().extend(asked);
+        self.are_asked.store(false, Ordering::Release);
+        kept
+    }
+}
 
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 impl std::fmt::Debug for Registrars {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Registrars")
-            .field(&self.0.lock().len())
+            .field(&self.all.lock().len())
             .finish()
     }
 }
@@ -164,20 +186,25 @@ impl RegionCore {
     /// Tells `registrar` before the memory goes. The caller holds the region, or something that does.
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
     pub(crate) fn announce_end_to(&self, registrar: Arc<dyn Registrar>) {
-        let mut registrars = self.registrars.0.lock();
+        let mut registrars = self.registrars.all.lock();
         registrars.retain(|known| !known.is_over());
         registrars.push(registrar);
     }
 
     /// Lets go of the memory. Only when the region is quiet.
-    pub(crate) fn release(&self) {
+    ///
+    /// # Errors
+    /// So many connections keep it: their library may touch it. Nothing has changed then.
+    pub(crate) fn release(&self) -> Result<(), u64> {
         debug_assert!(self.is_quiet(), "I-21");
         #[cfg(all(feature = "one-sided", not(kv_loom)))]
-        for registrar in std::mem::take(&mut *self.registrars.0.lock()) {
-            registrar.forget(self.id);
+        match self.registrars.forget(self.id) {
+            0 => {}
+            kept => return Err(kept),
         }
         let memory = self.memory.lock().take();
         drop(memory);
+        Ok(())
     }
 
     pub(crate) fn orphan(&self) {
@@ -265,6 +292,34 @@ mod tests {
         assert!(!region.is_quiet());
         region.peer_let_go(PeerId(3));
         assert!(region.wait_quiet(Deadline::now()));
+    }
+
+    #[cfg(feature = "one-sided")]
+    #[test]
+    fn memory_that_a_library_keeps_is_not_let_go() {
+        struct Keeper(AtomicBool);
+
+        impl Registrar for Keeper {
+            fn forget(&self, _region: RegionId) -> bool {
+                !self.0.load(Ordering::Acquire)
+            }
+
+            fn is_over(&self) -> bool {
+                false
+            }
+        }
+
+        let region = region();
+        let keeper = Arc::new(Keeper(AtomicBool::new(true)));
+        region.announce_end_to(keeper.clone());
+        region.announce_end_to(Arc::new(Keeper(AtomicBool::new(false))));
+        assert!(region.revoke());
+        assert_eq!(region.release(), Err(1));
+        assert_eq!(region.release(), Err(1), "asked again");
+        assert!(region.memory().is_some());
+        keeper.0.store(false, Ordering::Release);
+        assert_eq!(region.release(), Ok(()));
+        assert!(region.memory().is_none());
     }
 
     #[test]

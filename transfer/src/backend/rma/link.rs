@@ -1,7 +1,7 @@
 //! The link: a control channel beside a [`Mover`].
 
 use super::Failure;
-use super::mover::{Mover, Transfer};
+use super::mover::{Moved, Mover, Transfer};
 use super::requests::Targets;
 use crate::Arrival;
 use crate::agent::wire::{self, Frame};
@@ -69,10 +69,10 @@ impl RmaLink {
     /// Registers what the operation uses here and the handshake did not know.
     fn register_late(&self, op: &PostedOp) -> Result<(), Error> {
         let mover = self.shared.mover.shared();
-        while let Some(run) = mover.unknown(op.runs.local_pools()) {
+        for id in mover.unknown(op.runs.local_regions()) {
             let events = self.events.lock().clone().ok_or(ErrorKind::Closed)?;
             // The operation holds it, so it stays.
-            let region = events.region_at(run.base).ok_or(ErrorKind::Closed)?;
+            let region = events.region(id).ok_or(ErrorKind::Closed)?;
             let memory = region.memory().ok_or(ErrorKind::Closed)?;
             region.announce_end_to(Arc::clone(mover) as Arc<_>);
             mover.register(region.id, memory)?;
@@ -90,20 +90,22 @@ impl Shared {
             process: Some(mover.death()),
             ..channel.bounds()
         };
-        let mut end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut Nothing);
+        let last = || Bounds {
+            stop: None,
+            deadline: Some(Deadline::after_ms(GOODBYE_MS)),
+            process: None,
+            writable: None,
+        };
+        let end = channel::receive_to_the_end(
+            channel,
+            &mut reader,
+            (bounds, last),
+            (peer, events),
+            &mut Nothing,
+            // Our goodbye is under way, or the library was the first to hear of the peer's end.
+            |end| channel.is_closed_here() || matches!(end, StreamEnd::PeerDead),
+        );
         let was_closed_here = channel.is_closed_here();
-        let is_ending = was_closed_here || matches!(end, Err(StreamEnd::PeerDead));
-        if is_ending && reader.is_between_frames() {
-            // Our goodbye is under way, or the library was the first to hear of the peer's end; the peer's
-            // goodbye is the proof that it stores no more.
-            let last = Bounds {
-                stop: None,
-                deadline: Some(Deadline::after_ms(GOODBYE_MS)),
-                process: None,
-                writable: None,
-            };
-            end = channel::receive(channel, &mut reader, last, (peer, events), &mut Nothing);
-        }
         self.has_bye.store(end.is_ok(), Ordering::Release);
         self.end_endpoint();
         channel.socket.shutdown();
@@ -126,13 +128,14 @@ impl Shared {
     }
 
     fn proof(&self) -> Quiesce {
-        let has_ended = self.mover.shared().has_ended();
-        if self.has_bye.load(Ordering::Acquire) || (self.is_emulated && has_ended) {
-            return Quiesce::Proven;
-        }
-        let reason = match has_ended {
-            true => "the network of the peer may still carry what it has sent",
-            false => "the endpoint is in use",
+        let mover = self.mover.shared();
+        let has_bye = self.has_bye.load(Ordering::Acquire);
+        let reason = match () {
+            () if !mover.has_ended() => "the endpoint is in use",
+            // A goodbye speaks for the peer, not for the library here.
+            () if mover.is_left() => "the library may still touch what was registered",
+            () if has_bye || self.is_emulated => return Quiesce::Proven,
+            () => "the network of the peer may still carry what it has sent",
         };
         Quiesce::Unprovable(Cause::Transfer(reason.into()))
     }
@@ -177,7 +180,12 @@ impl Link for RmaLink {
             is_read: op.op == Op::Read,
             runs: Arc::clone(&op.runs),
         };
-        self.shared.mover.shared().transfer(transfer)?;
+        match self.shared.mover.shared().transfer(transfer)? {
+            Moved::All => {}
+            // It may still touch memory, so this is no end of the operation. The end of the connection is
+            // told next, and proves nothing.
+            Moved::CutOff => return Ok(Posted::Pending),
+        }
         let level = Visibility::RemoteVisible;
         if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {
             self.announce(arrival, level)?;

@@ -10,14 +10,19 @@
 //! side progress.
 //!
 //! Proof of quiescence: the peer's goodbye, which comes after its last transfer was flushed; or the end of
-//! this side's endpoint, where the transport is carried out by the threads of both sides. Taking a key
-//! back proves nothing: revocation asks the peer ([`Access::Direct`]).
+//! this side's endpoint, where the transport is carried out by the threads of both sides. An endpoint that
+//! could not be ended proves nothing, whatever the peer says: what this side had under way gets no end, and
+//! what was registered stays mapped, in regions that do not close.
+//! Taking a key back proves nothing: revocation asks the peer ([`Access::Direct`]).
 
 mod card;
 mod establish;
 mod link;
 mod mover;
 mod requests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 mod worker;
 
 use std::os::fd::BorrowedFd;
@@ -33,9 +38,9 @@ use super::BackendKind;
 use crate::error::{Error, ErrorKind};
 use crate::mem::Memory;
 
-/// A library's half of one connection. Everything of it stays in the thread that made it; dropping it ends
-/// whatever is under way, so that afterwards neither side's memory is touched by it.
-pub(crate) trait Fabric {
+/// A library's half of one connection. Everything of it stays in the thread that made it, which ends it with
+/// [`Fabric::end`]. Dropped instead is only one that has neither a peer nor memory.
+pub(crate) trait Fabric: Sized {
     /// Which library.
     const KIND: BackendKind;
     /// How a peer reaches this endpoint.
@@ -43,8 +48,12 @@ pub(crate) trait Fabric {
     /// Makes the endpoint of the peer known, and the keys of its regions by their place. What it needs to
     /// reach the peer counts as a request.
     fn connect(&mut self, address: &[u8], keys: &[Bytes]) -> Result<(), Failure>;
-    /// Lets the peer reach `memory`, which stays mapped until it is unregistered. Gives back a handle.
-    fn register(&mut self, memory: &Memory) -> Result<(usize, LocalKey), Failure>;
+    /// Makes `memory` known to the library, and keeps it mapped until it is unregistered. Gives back a handle.
+    /// After an error nothing of it is known.
+    fn register(&mut self, memory: &Memory) -> Result<usize, Failure>;
+    /// What lets the peer reach the memory of `handle`.
+    fn key(&mut self, handle: usize, memory: &Memory) -> Result<LocalKey, Failure>;
+    /// After an error the library may still touch it, until [`Fabric::end`] says otherwise.
     fn unregister(&mut self, handle: usize) -> Result<(), Failure>;
     /// Starts one request; its local memory is registered under `handle` and stays so, and unused by
     /// others, until the request is over. `false` when there is no room now.
@@ -61,6 +70,10 @@ pub(crate) trait Fabric {
     fn event_fd(&self) -> BorrowedFd<'_>;
     /// Longest request.
     fn largest_bytes(&self) -> usize;
+    /// Ends whatever is under way, and everything of the library with it. `true` says that neither side's
+    /// memory is touched by it from now on. `false` says that nobody knows: then it was left as it is, and
+    /// the memory must be left, too.
+    fn end(self) -> bool;
 }
 
 /// A call into a library that failed. The endpoint is of no more use.

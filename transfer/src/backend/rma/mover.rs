@@ -5,12 +5,12 @@
 //! peer, too: emulated one-sided transports copy in the thread of the passive side. When there is nothing
 //! to do it sleeps on the provider's descriptor and on its own.
 //!
-//! **What is protected by what.** `queue` by its mutex; each answer by its own. **Lock order.** All are
-//! leaves, and none is held over a call into a provider.
+//! **What is protected by what.** `queue`, `end` and `known` by their mutexes; each answer by its own. **Lock
+//! order.** All are leaves, and none is held over a call into a provider.
 //!
 //! Every command is answered: one that is dropped, by the end of the thread or before it, says so.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::Bytes;
@@ -26,8 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::RegionId;
 use crate::mem::Memory;
 use crate::mem::region::Registrar;
-use crate::mem::span::SlotRun;
-use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, thread};
+use crate::sync::{Arc, Condvar, Mutex, thread};
 
 /// What a registration is to a peer: base and key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,10 +41,34 @@ pub(crate) struct Transfer {
     pub(crate) runs: Arc<RunPairs>,
 }
 
+/// How far a transfer has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Moved {
+    /// All of it.
+    All,
+    /// It was cut off, and nobody knows whether the library goes on with it.
+    CutOff,
+}
+
+/// How the thread has ended.
+#[derive(Debug, Clone, Default)]
+pub(super) struct End {
+    /// Every transfer was over, and the provider is gone.
+    pub(super) is_clean: bool,
+    /// The provider was left as it is, and may still touch memory.
+    pub(super) is_left: bool,
+    /// It was left with a transfer of this side under way.
+    pub(super) is_cut_off: bool,
+    /// Why the thread has ended by itself.
+    pub(super) failure: Option<Failure>,
+}
+
 pub(super) enum Command {
     Connect(Bytes, Vec<Bytes>, Arc<Targets>, Answer<()>),
     Register(RegionId, Arc<Memory>, Answer<LocalKey>),
-    Forget(RegionId, Answer<()>),
+    /// The answer says whether the library has let go of it.
+    Forget(RegionId, Answer<bool>),
     Move(Transfer, Answer<()>),
 }
 
@@ -62,29 +85,9 @@ pub(crate) struct Shared {
     wake: OwnedFd,
     /// Readable once the thread has ended, whoever wanted that.
     death: StopSignal,
-    failure: Mutex<Option<Failure>>,
+    end: Mutex<End>,
     /// What is registered, for those who ask.
-    known: Mutex<Vec<Known>>,
-    /// Every transfer was over when the thread ended.
-    is_clean: AtomicBool,
-}
-
-/// A registered stretch of this side's memory.
-#[derive(Clone, Copy)]
-pub(super) struct Known {
-    region: RegionId,
-    base: usize,
-    len_bytes: usize,
-}
-
-impl Known {
-    pub(super) fn of(region: RegionId, memory: &Memory) -> Self {
-        Self {
-            region,
-            base: memory.base_ptr() as usize,
-            len_bytes: memory.len_bytes() as usize,
-        }
-    }
+    known: Mutex<BTreeSet<RegionId>>,
 }
 
 #[derive(Default)]
@@ -174,9 +177,11 @@ impl Mover {
             ended: Condvar::new(),
             wake,
             death: StopSignal::new()?,
-            failure: Mutex::new(None),
-            known: Mutex::new(Vec::new()),
-            is_clean: AtomicBool::new(true),
+            end: Mutex::new(End {
+                is_clean: true,
+                ..End::default()
+            }),
+            known: Mutex::new(BTreeSet::new()),
         });
         let (answer, address) = promise();
         let inside = Arc::clone(&shared);
@@ -216,15 +221,11 @@ impl Mover {
         &self.shared
     }
 
-    /// Ends the thread and waits for that: nothing of the provider is left afterwards.
+    /// Ends the thread and waits for that: nothing of the provider is used here afterwards.
     pub(crate) fn stop(&self) {
         self.shared.queue.lock().is_stopping = true;
         self.shared.raise();
-        let mut queue = self.shared.queue.lock();
-        while !queue.has_ended {
-            self.shared.ended.wait(&mut queue);
-        }
-        drop(queue);
+        self.shared.wait_for_end();
         let taken = self.thread.lock().take();
         if let Some(handle) = taken {
             // A panic of the thread was reported by its own hook.
@@ -246,10 +247,16 @@ impl Shared {
         (std::mem::take(&mut queue.commands), queue.is_stopping)
     }
 
-    /// The thread ends now, cleanly or not, by itself or not.
-    pub(super) fn set_end(&self, is_clean: bool, failed: Option<&Failure>) {
-        self.is_clean.store(is_clean, Ordering::Release);
-        *self.failure.lock() = failed.cloned();
+    /// The thread ends now.
+    pub(super) fn set_end(&self, end: End) {
+        *self.end.lock() = end;
+    }
+
+    fn wait_for_end(&self) {
+        let mut queue = self.queue.lock();
+        while !queue.has_ended {
+            self.ended.wait(&mut queue);
+        }
     }
 
     /// Readable when something was asked.
@@ -292,7 +299,7 @@ impl Shared {
 
     /// An error, if the provider has failed.
     fn closed(&self) -> Result<(), Error> {
-        match &*self.failure.lock() {
+        match &self.end.lock().failure {
             Some(failure) => Err(failure.clone().lost()),
             None => Ok(()),
         }
@@ -310,38 +317,37 @@ impl Shared {
             .wait_within("connection of the endpoint", deadline)
     }
 
-    /// Registers memory, and keeps it until [`Shared::forget`] or the end of the thread.
+    /// Registers memory, and keeps it until the library lets go of it: after [`Registrar::forget`], or at the
+    /// end of the thread.
     pub(crate) fn register(&self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
-        let known = Known::of(id, &memory);
         let key = self.ask(|answer| Command::Register(id, memory, answer))?;
-        self.known.lock().push(known);
+        self.known.lock().insert(id);
         Ok(key)
     }
 
-    /// The first of these pools that is not registered.
-    pub(crate) fn unknown<'a>(&self, pools: impl Iterator<Item = &'a SlotRun>) -> Option<SlotRun> {
+    /// Those of these regions that are not registered, each once.
+    pub(crate) fn unknown(&self, regions: impl Iterator<Item = RegionId>) -> BTreeSet<RegionId> {
         let known = self.known.lock();
-        let mut home: Option<&Known> = None;
-        for run in pools {
-            let bytes = (run.slot_count - 1) * run.stride_bytes + run.slot_bytes;
-            let holds = |one: &&Known| one.holds(run.base as usize, bytes);
-            home = home.filter(holds).or_else(|| known.iter().find(holds));
-            if home.is_none() {
-                return Some(*run);
-            }
-        }
-        None
+        regions.filter(|region| !known.contains(region)).collect()
     }
 
-    /// Moves all of it; the peer has it in its memory, or this side in its own, when this returns `Ok`. On
-    /// an error nothing of it is moved any more by this side.
-    pub(crate) fn transfer(&self, transfer: Transfer) -> Result<(), Error> {
-        self.ask(|answer| Command::Move(transfer, answer))
+    /// Moves all of it; the peer has it in its memory, or this side in its own, when this returns
+    /// [`Moved::All`]. On an error nothing of it is moved any more by this side. One caller at a time.
+    pub(crate) fn transfer(&self, transfer: Transfer) -> Result<Moved, Error> {
+        let Err(error) = self.ask(|answer| Command::Move(transfer, answer)) else {
+            return Ok(Moved::All);
+        };
+        // No other answer than the end of the thread is an error.
+        self.wait_for_end();
+        match self.end.lock().is_cut_off {
+            true => Ok(Moved::CutOff),
+            false => Err(error),
+        }
     }
 
     /// Why the thread has ended by itself.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.failure.lock().clone()
+        self.end.lock().failure.clone()
     }
 
     /// Readable once the thread has ended.
@@ -349,26 +355,37 @@ impl Shared {
         self.death.as_fd()
     }
 
-    /// Whether the provider's objects are gone.
+    /// Whether the thread has ended. The provider's objects are gone then, unless [`Shared::is_left`].
     pub(crate) fn has_ended(&self) -> bool {
         self.queue.lock().has_ended
     }
 
-    /// Whether every transfer was over when the thread ended.
+    /// Whether every transfer was over when the thread ended, and the provider is gone.
     pub(crate) fn is_clean(&self) -> bool {
-        self.is_clean.load(Ordering::Acquire)
+        self.end.lock().is_clean
+    }
+
+    /// Whether the provider was left as it is, and may still touch memory.
+    pub(crate) fn is_left(&self) -> bool {
+        self.end.lock().is_left
     }
 }
 
 impl Registrar for Shared {
-    fn forget(&self, region: RegionId) {
-        self.known.lock().retain(|known| known.region != region);
-        // An error: the thread has ended, and has forgotten everything.
-        let _ = self.ask(|answer| Command::Forget(region, answer));
+    fn forget(&self, region: RegionId) -> bool {
+        self.known.lock().remove(&region);
+        match self.ask(|answer| Command::Forget(region, answer)) {
+            Ok(has_let_go) => has_let_go,
+            // The thread ends, and everything is forgotten only when it has, if it is at all.
+            Err(_) => {
+                self.wait_for_end();
+                !self.is_left()
+            }
+        }
     }
 
     fn is_over(&self) -> bool {
-        self.has_ended()
+        self.has_ended() && !self.is_left()
     }
 }
 
@@ -379,7 +396,12 @@ impl Drop for AtEnd {
     fn drop(&mut self) {
         let shared = &self.0;
         if thread::panicking() {
-            shared.is_clean.store(false, Ordering::Release);
+            // Whatever it was doing, nobody has ended that.
+            shared.set_end(End {
+                is_left: true,
+                is_cut_off: true,
+                ..End::default()
+            });
         }
         let left = {
             let mut queue = shared.queue.lock();
@@ -389,12 +411,5 @@ impl Drop for AtEnd {
         };
         drop(left);
         shared.death.raise();
-    }
-}
-
-impl Known {
-    pub(super) fn holds(&self, address: usize, bytes: usize) -> bool {
-        let offset = address.wrapping_sub(self.base);
-        offset < self.len_bytes && bytes <= self.len_bytes - offset
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::card::Card;
 use crate::agent::metadata::AgentMetadata;
-use crate::backend::{RemoteRun, RunCursor, RunPairs};
+use crate::backend::{PoolPair, RunCursor, RunPairs};
 use crate::error::{Error, ErrorKind};
-use crate::ids::PoolId;
+use crate::ids::{PoolId, RegionId};
 use crate::mem::PoolGeometry;
 use crate::mem::span::SlotRun;
 
@@ -15,6 +15,8 @@ use crate::mem::span::SlotRun;
 pub(crate) struct Request {
     /// The peer's memory is the source.
     pub(crate) is_read: bool,
+    /// Region of this side that `local` lies in.
+    pub(crate) region: RegionId,
     pub(crate) local: *mut u8,
     pub(crate) bytes: usize,
     /// Remote address, as the peer's key wants it.
@@ -75,48 +77,57 @@ impl Targets {
         Ok(Self { pools })
     }
 
-    /// Checks every pair against the peer's geometry, before anything is moved.
+    /// Checks every pair of pools against the peer's geometry, before anything is moved.
     ///
     /// # Errors
-    /// The pair that does not fit.
+    /// The pools that do not fit.
     pub(crate) fn check(&self, runs: &RunPairs) -> Result<(), Error> {
-        runs.iter()
-            .try_for_each(|(local, remote)| self.find(&local, &remote).map(drop))
+        for group in &runs.groups {
+            for pair in &group.pools {
+                self.check_pools(pair, group.remote_last)?;
+            }
+        }
+        Ok(())
     }
 
-    fn find(&self, local: &SlotRun, remote: &RemoteRun) -> Result<(&Target, u64), Error> {
-        let pool = remote.pool;
-        let target = self
-            .pools
-            .get(&pool)
-            .ok_or(ErrorKind::UnknownPool { pool })?;
-        if target.generation != remote.generation {
-            return Err(ErrorKind::PoolRevoked { pool }.into());
-        }
-        let geometry = &target.geometry;
-        let end = remote.slot.checked_add(remote.slot_count);
-        if remote.slot_count == 0 || end.is_none_or(|end| end > geometry.slot_count) {
-            let slot_count = geometry.slot_count;
+    /// `last` is the highest slot of the peer.
+    fn check_pools(&self, pair: &PoolPair, last: u32) -> Result<(), Error> {
+        let (pool, geometry) = (pair.remote, &self.find(pair)?.geometry);
+        if last >= geometry.slot_count {
             return Err(ErrorKind::SlotOutOfRange {
                 pool,
-                slot: remote
-                    .slot
-                    .saturating_add(remote.slot_count.saturating_sub(1)),
-                slot_count,
+                slot: last,
+                slot_count: geometry.slot_count,
             }
             .into());
         }
-        let has_length = local.slot_bytes as u64 == geometry.slot_bytes;
-        if !has_length || local.slot_count != remote.slot_count as usize {
+        if pair.local.slot_bytes as u64 != geometry.slot_bytes {
             return Err(ErrorKind::LengthMismatch {
-                local_count: local.payload_bytes(),
-                remote_count: geometry.slot_bytes * u64::from(remote.slot_count),
+                local_count: pair.local.slot_bytes as u64,
+                remote_count: geometry.slot_bytes,
             }
             .into());
         }
-        // Inside the region, whose end fits 64 bits.
-        let offset = geometry.offset_bytes + u64::from(remote.slot) * geometry.stride_bytes;
-        Ok((target, target.base + offset))
+        Ok(())
+    }
+
+    fn find(&self, pair: &PoolPair) -> Result<&Target, Error> {
+        let pool = pair.remote;
+        match self.pools.get(&pool) {
+            None => Err(ErrorKind::UnknownPool { pool }.into()),
+            Some(target) if target.generation != pair.generation => {
+                Err(ErrorKind::PoolRevoked { pool }.into())
+            }
+            Some(target) => Ok(target),
+        }
+    }
+}
+
+impl Target {
+    /// Remote address of a slot that was checked; it lies in the region, whose end fits 64 bits.
+    fn slot(&self, slot: u32) -> u64 {
+        let geometry = &self.geometry;
+        self.base + geometry.offset_bytes + u64::from(slot) * geometry.stride_bytes
     }
 }
 
@@ -127,6 +138,8 @@ pub(crate) struct Cursor {
     largest_bytes: usize,
     /// The pair that is next.
     pair: RunCursor,
+    /// The pool of the peer that the last pair was in.
+    target: Option<(PoolId, Target)>,
     /// What is left of the pair before it.
     current: Option<Stretches>,
     /// Given back by [`Cursor::put_back`].
@@ -136,6 +149,7 @@ pub(crate) struct Cursor {
 
 #[derive(Debug)]
 struct Stretches {
+    region: RegionId,
     local: *mut u8,
     remote: u64,
     key: usize,
@@ -154,6 +168,7 @@ impl Cursor {
             is_read,
             largest_bytes: largest_bytes.max(1),
             pair: RunCursor::default(),
+            target: None,
             current: None,
             spare: None,
             is_at_end: false,
@@ -175,12 +190,18 @@ impl Cursor {
             return Ok(Some(request));
         }
         while self.current.is_none() {
-            let Some((local, remote)) = runs.next(&mut self.pair) else {
+            let Some((pair, first, count)) = runs.next_slots(&mut self.pair) else {
                 self.is_at_end = true;
                 return Ok(None);
             };
-            let (target, base) = targets.find(&local, &remote)?;
-            self.current = Some(Stretches::new(&local, target, base));
+            let target = match self.target {
+                Some((pool, target)) if pool == pair.remote => target,
+                _ => *targets.find(pair)?,
+            };
+            self.target = Some((pair.remote, target));
+            let local = pair.local.section(first.local, count);
+            let remote = target.slot(first.remote);
+            self.current = Some(Stretches::new(pair.region, &local, &target, remote));
         }
         Ok(self.cut())
     }
@@ -190,6 +211,7 @@ impl Cursor {
         let bytes = (at.stretch_bytes - at.done_bytes).min(self.largest_bytes);
         let request = Request {
             is_read: self.is_read,
+            region: at.region,
             local: at.local.wrapping_add(at.done_bytes),
             bytes,
             remote: at.remote + at.done_bytes as u64,
@@ -216,7 +238,7 @@ impl Cursor {
 }
 
 impl Stretches {
-    fn new(local: &SlotRun, target: &Target, remote: u64) -> Self {
+    fn new(region: RegionId, local: &SlotRun, target: &Target, remote: u64) -> Self {
         let geometry = &target.geometry;
         let has_gaps = geometry.stride_bytes != geometry.slot_bytes && local.slot_count > 1;
         let (stretch_bytes, left) = match local.is_contiguous() && !has_gaps {
@@ -224,6 +246,7 @@ impl Stretches {
             false => (local.slot_bytes, local.slot_count),
         };
         Self {
+            region,
             local: local.base,
             remote,
             key: target.key,
@@ -240,7 +263,8 @@ impl Stretches {
 mod tests {
     use super::*;
     use crate::agent::metadata::{PoolInfo, RegionInfo};
-    use crate::ids::{Incarnation, RegionId};
+    use crate::backend::RemoteRun;
+    use crate::ids::Incarnation;
     use crate::mem::MemoryKind;
     use crate::mem::span::PoolSpan;
     use bytes::Bytes;
@@ -351,11 +375,17 @@ mod tests {
     fn pairs_that_do_not_fit_are_refused_with_their_numbers() {
         let mut memory = vec![0u8; 4096];
         let span = PoolSpan::new(memory.as_mut_ptr(), 4096, geometry(16)).unwrap();
+        let wide = PoolGeometry {
+            slot_bytes: 32,
+            ..geometry(32)
+        };
+        let wide = PoolSpan::new(memory.as_mut_ptr(), 4096, wide).unwrap();
         let targets = Targets::new(&metadata(16), &card(0)).unwrap();
-        let check = |remote: RemoteRun| {
+        let check_from = |span: &PoolSpan, remote: RemoteRun| {
             let runs = RunPairs::of([(span.run(0, 1).unwrap(), remote)]);
             targets.check(&runs).unwrap_err().kind().clone()
         };
+        let check = |remote: RemoteRun| check_from(&span, remote);
         assert_eq!(
             check(remote(6, 0, 1)),
             ErrorKind::PoolRevoked { pool: POOL }
@@ -367,10 +397,10 @@ mod tests {
         };
         assert_eq!(check(remote(5, 4, 1)), outside);
         let longer = ErrorKind::LengthMismatch {
-            local_count: 16,
-            remote_count: 32,
+            local_count: 32,
+            remote_count: 16,
         };
-        assert_eq!(check(remote(5, 0, 2)), longer);
+        assert_eq!(check_from(&wide, remote(5, 0, 1)), longer);
         let other = RemoteRun {
             pool: PoolId(9),
             ..remote(5, 0, 1)

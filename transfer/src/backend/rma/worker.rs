@@ -1,12 +1,13 @@
 //! What the thread of a [`super::mover::Mover`] does: commands, one transfer at a time, and sleep.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::mover::{Answer, Command, Known, LocalKey, Shared, Transfer};
+use super::mover::{Answer, Command, End, LocalKey, Shared, Transfer};
 use super::requests::{Cursor, Targets};
 use super::{Fabric, Failure};
 use crate::backend::RunPairs;
@@ -21,18 +22,24 @@ use crate::sync::Arc;
 const WINDOW: usize = 512;
 /// Longest time that requests get to end when the connection is closed.
 const DRAIN: Duration = Duration::from_millis(250);
-/// Longest sleep while requests are under way: not every provider tells every event.
+/// Longest sleep while anything is under way: not every provider tells every event.
 const NAP: Duration = Duration::from_millis(1);
 
 struct Registration {
-    known: Known,
     handle: usize,
-    /// Mapped as long as it is registered.
-    _memory: Arc<Memory>,
+    /// Mapped as long as it is registered: given back by [`Registration::release`] only.
+    memory: ManuallyDrop<Arc<Memory>>,
+}
+
+impl Registration {
+    /// The library does not know it any more.
+    fn release(self) {
+        drop(ManuallyDrop::into_inner(self.memory));
+    }
 }
 
 enum Phase {
-    Posting(Cursor),
+    Posting,
     /// Everything is posted.
     Draining,
     /// Everything is done on this side.
@@ -41,12 +48,14 @@ enum Phase {
 
 struct Running {
     transfer: Transfer,
+    cursor: Cursor,
     phase: Phase,
     answer: Answer<()>,
 }
 
 pub(super) struct Worker<'a, F> {
-    fabric: F,
+    /// A panic leaves it as it is, and the memory with it.
+    fabric: ManuallyDrop<F>,
     shared: &'a Shared,
     regions: BTreeMap<RegionId, Registration>,
     targets: Option<Arc<Targets>>,
@@ -54,18 +63,21 @@ pub(super) struct Worker<'a, F> {
     connecting: Option<Answer<()>>,
     waiting: VecDeque<(Transfer, Answer<()>)>,
     running: Option<Running>,
+    /// Regions to be forgotten once no transfer uses them.
+    forgetting: Vec<(RegionId, Answer<bool>)>,
 }
 
 impl<'a, F: Fabric> Worker<'a, F> {
     pub(super) fn new(fabric: F, shared: &'a Shared) -> Self {
         Self {
-            fabric,
+            fabric: ManuallyDrop::new(fabric),
             shared,
             regions: BTreeMap::new(),
             targets: None,
             connecting: None,
             waiting: VecDeque::new(),
             running: None,
+            forgetting: Vec::new(),
         }
     }
 
@@ -113,16 +125,25 @@ impl<'a, F: Fabric> Worker<'a, F> {
         if failed.is_none() {
             self.drain();
         }
-        let is_clean = self.running.is_none() && self.fabric.pending() == 0;
-        self.shared.set_end(is_clean, failed.as_ref());
+        let has_running = self.running.is_some();
+        let has_requests = self.fabric.pending() > 0;
+        let is_gone = ManuallyDrop::into_inner(self.fabric).end();
+        if is_gone {
+            let regions = std::mem::take(&mut self.regions);
+            regions.into_values().for_each(Registration::release);
+        }
+        self.shared.set_end(End {
+            is_clean: is_gone && !has_running && !has_requests,
+            is_left: !is_gone,
+            is_cut_off: !is_gone && has_running,
+            failure: failed.clone(),
+        });
         let answers = self.running.take().map(|running| running.answer);
         let waiting = std::mem::take(&mut self.waiting).into_iter();
         let answers: Vec<_> = (self.connecting.take().into_iter())
             .chain(answers)
             .chain(waiting.map(|(_, answer)| answer))
             .collect();
-        drop(self.fabric);
-        drop(self.regions);
         for answer in answers {
             answer.give(Err(match &failed {
                 Some(failure) => failure.clone().lost(),
@@ -142,25 +163,57 @@ impl<'a, F: Fabric> Worker<'a, F> {
             }
             Command::Register(id, memory, answer) => answer.give(self.register(id, memory)),
             Command::Forget(id, answer) => {
-                let known = self.regions.remove(&id);
-                let result = known.map_or(Ok(()), |known| self.fabric.unregister(known.handle));
-                answer.give(result.map_err(Into::into));
+                self.forgetting.push((id, answer));
+                self.forget_unused();
             }
             Command::Move(transfer, answer) => self.waiting.push_back((transfer, answer)),
         }
     }
 
-    fn register(&mut self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
-        let (handle, key) = self.fabric.register(&memory)?;
-        let registration = Registration {
-            known: Known::of(id, &memory),
-            handle,
-            _memory: memory,
-        };
-        if let Some(former) = self.regions.insert(id, registration) {
-            self.fabric.unregister(former.handle)?;
+    /// Forgets what no transfer uses any more.
+    fn forget_unused(&mut self) {
+        for (id, answer) in std::mem::take(&mut self.forgetting) {
+            match self.is_used(id) {
+                true => self.forgetting.push((id, answer)),
+                false => answer.give(Ok(self.forget(id))),
+            }
         }
-        Ok(key)
+    }
+
+    fn is_used(&self, id: RegionId) -> bool {
+        let running = self.running.iter().map(|running| &running.transfer);
+        let waiting = self.waiting.iter().map(|(transfer, _)| transfer);
+        let mut used = running
+            .chain(waiting)
+            .flat_map(|transfer| transfer.runs.local_regions());
+        used.any(|used| used == id)
+    }
+
+    /// Whether the library has let go of it. If not, it is kept until the end, and so is its memory.
+    fn forget(&mut self, id: RegionId) -> bool {
+        let Some(known) = self.regions.get(&id) else {
+            return true;
+        };
+        let has_let_go = self.fabric.unregister(known.handle).is_ok();
+        if has_let_go && let Some(known) = self.regions.remove(&id) {
+            known.release();
+        }
+        has_let_go
+    }
+
+    fn register(&mut self, id: RegionId, memory: Arc<Memory>) -> Result<LocalKey, Error> {
+        if self.regions.contains_key(&id) {
+            return Err(Failure::inside(F::KIND, "the region is registered already").into());
+        }
+        let handle = self.fabric.register(&memory)?;
+        let key = self.fabric.key(handle, &memory);
+        let memory = ManuallyDrop::new(memory);
+        self.regions.insert(id, Registration { handle, memory });
+        if key.is_err() {
+            // Nobody will ask for it. What the library keeps all the same is kept here, too.
+            self.forget(id);
+        }
+        Ok(key?)
     }
 
     /// One round; whether anything has moved.
@@ -177,25 +230,26 @@ impl<'a, F: Fabric> Worker<'a, F> {
             let cursor = Cursor::new(transfer.is_read, self.fabric.largest_bytes());
             self.running = Some(Running {
                 transfer,
-                phase: Phase::Posting(cursor),
+                cursor,
+                phase: Phase::Posting,
                 answer,
             });
         }
         let Some(running) = &mut self.running else {
             return Ok(has_moved);
         };
-        if let Phase::Posting(cursor) = &mut running.phase {
+        if matches!(running.phase, Phase::Posting) {
             let Some(targets) = &self.targets else {
                 return Err(Failure::inside(F::KIND, "transfer before the connection"));
             };
             has_moved |= post(
-                &mut self.fabric,
+                &mut *self.fabric,
                 &self.regions,
                 targets,
                 &running.transfer.runs,
-                cursor,
+                &mut running.cursor,
             )?;
-            if cursor.is_at_end() {
+            if running.cursor.is_at_end() {
                 running.phase = Phase::Draining;
             }
         }
@@ -217,6 +271,7 @@ impl<'a, F: Fabric> Worker<'a, F> {
         let is_over = matches!(running.phase, Phase::Flushing) && self.fabric.pending() == 0;
         if is_over && let Some(running) = self.running.take() {
             running.answer.give(Ok(()));
+            self.forget_unused();
             return Ok(true);
         }
         Ok(has_moved)
@@ -227,7 +282,10 @@ impl<'a, F: Fabric> Worker<'a, F> {
         if !self.fabric.arm()? {
             return Ok(());
         }
-        let nap = (self.fabric.pending() > 0).then(|| timespec(NAP));
+        // A transfer that waits for room has nothing under way that would wake it.
+        let is_busy =
+            self.fabric.pending() > 0 || self.running.is_some() || self.connecting.is_some();
+        let nap = is_busy.then(|| timespec(NAP));
         let (event, wake) = (self.fabric.event_fd(), self.shared.wake());
         let mut fds = [
             PollFd::new(&event, PollFlags::IN),
@@ -253,21 +311,20 @@ fn post<F: Fabric>(
     cursor: &mut Cursor,
 ) -> Result<bool, Failure> {
     let mut has_moved = false;
-    let mut home: Option<&Registration> = None;
+    let mut home: Option<(RegionId, usize)> = None;
     while fabric.pending() < WINDOW {
         let next = cursor.next(runs, targets);
         let next = next.map_err(|error| Failure::inside(F::KIND, error.to_string()))?;
         let Some(request) = next else { break };
-        let found = match home {
-            Some(home) if home.known.holds(request.local as usize, request.bytes) => home,
+        let handle = match home {
+            Some((region, handle)) if region == request.region => handle,
             _ => {
-                let mut all = regions.values();
-                let found = all.find(|one| one.known.holds(request.local as usize, request.bytes));
+                let found = regions.get(&request.region).map(|known| known.handle);
                 found.ok_or_else(|| Failure::inside(F::KIND, "local memory is not registered"))?
             }
         };
-        home = Some(found);
-        if !fabric.post(&request, found.handle)? {
+        home = Some((request.region, handle));
+        if !fabric.post(&request, handle)? {
             cursor.put_back(request);
             break;
         }
