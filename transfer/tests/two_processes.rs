@@ -17,7 +17,7 @@ use kvgate_transfer::{
     PostOptions, PreparedTransfer, SourceReady, StageId, Status, TransferHandle, WriterRank,
     sync::Arc,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 const SLOT_BYTES: u64 = 64 * 1024;
 const SLOT_COUNT: u32 = 128;
@@ -169,7 +169,12 @@ struct Other {
 
 impl Other {
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let child = Pid::from_child(&self.child);
+        kill_process(child, signal).unwrap();
+        if signal == Signal::STOP {
+            // Its other threads go on until the one that takes the signal has run.
+            waitid(WaitId::Pid(child), WaitIdOptions::STOPPED).unwrap();
+        }
     }
 }
 
