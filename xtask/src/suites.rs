@@ -158,6 +158,22 @@ fn tally(done: &Finished) -> Result<Tally, Failure> {
     })
 }
 
+/// UCX may end a process whose peer is killed or stopped (docs/decisions/0005-one-sided-libraries.md): that
+/// is told, and the run is repeated, twice at most.
+fn past_known_fault(
+    service: Service,
+    run: impl Fn() -> Result<Finished, Failure>,
+) -> Result<Finished, Failure> {
+    for _ in 0..2 {
+        let done = run()?;
+        if service != Service::Ucx || done.succeeded() || !done.output.contains("SIGABRT") {
+            return Ok(done);
+        }
+        println!("known fault: UCX ended a test process; once more");
+    }
+    run()
+}
+
 /// A backend over a library: the tests of its bindings, which say whether the library is there, and then
 /// the contract.
 fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
@@ -184,11 +200,13 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
         .args(["--test", "backend_contract", "--", name])
         .limit(Duration::from_secs(1200))
         .run()?;
-    let processes = workspace
-        .cargo(name, test)
-        .args(["--lib", "--test", "one_sided", "--test", "two_processes"])
-        .limit(Duration::from_secs(1200))
-        .run()?;
+    let processes = past_known_fault(service, || {
+        workspace
+            .cargo(name, test)
+            .args(["--lib", "--test", "one_sided", "--test", "two_processes"])
+            .limit(Duration::from_secs(1200))
+            .run()
+    })?;
     let mut sum = (0, 0);
     for done in [found, contract, processes] {
         if let Tally::Ran { passed, failed } = tally(&done)? {
