@@ -150,6 +150,10 @@ pub enum ErrorKind {
     },
     /// Nobody answers there.
     Unreachable { address: String, reason: String },
+    /// None of the ways to an agent does; each with its reason.
+    NoPath { name: String, tried: Vec<String> },
+    /// A directory of agents did not do what was asked.
+    Directory { endpoint: String, reason: String },
     /// The time for a wait is over. Nothing but the waiter has changed.
     DeadlineExceeded {
         what: &'static str,
@@ -232,6 +236,8 @@ impl Error {
                 | ErrorKind::DeadlineExceeded { .. }
                 | ErrorKind::RegionBusy { .. }
                 | ErrorKind::Unreachable { .. }
+                | ErrorKind::NoPath { .. }
+                | ErrorKind::Directory { .. }
         )
     }
 }
@@ -433,6 +439,13 @@ impl fmt::Display for ErrorKind {
                 )
             }
             Self::Unreachable { address, reason } => write!(f, "cannot reach {address}: {reason}"),
+            Self::NoPath { name, tried } if tried.is_empty() => {
+                write!(f, "no path to agent {name}: it listens nowhere")
+            }
+            Self::NoPath { name, tried } => {
+                write!(f, "no path to agent {name}: {}", tried.join("; "))
+            }
+            Self::Directory { endpoint, reason } => write!(f, "directory {endpoint}: {reason}"),
             Self::DeadlineExceeded { what, deadline_ms } => {
                 write!(f, "{what} not done within {deadline_ms} ms")
             }

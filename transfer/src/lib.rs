@@ -125,10 +125,13 @@ mod stream;
 pub mod sync;
 mod visibility;
 
-#[cfg(not(kv_loom))]
-pub use agent::Address;
 #[cfg(kv_loom)]
 pub use agent::ModelPeer;
+#[cfg(all(feature = "etcd", not(kv_loom)))]
+mod etcd;
+
+#[cfg(not(kv_loom))]
+pub use agent::{Address, Contact, HostId, PathChoice};
 pub use agent::{
     Agent, AgentBuilder, AgentEvent, Arrival, Draining, Expectation, MemoryRegion, PeerInfo,
     PeerState, PostError, PostOptions, RemotePoolInfo,
@@ -152,6 +155,8 @@ pub use engine::{
     TransferHandle, Unquiet,
 };
 pub use error::{Cause, Error, ErrorKind, PlanFault, Side, WriterFault};
+#[cfg(all(feature = "etcd", not(kv_loom)))]
+pub use etcd::{Etcd, Publication};
 pub use ids::{
     ChunkId, Epoch, Incarnation, OpId, PeerId, PoolId, RegionId, StageId, TicketId, WriterRank,
 };

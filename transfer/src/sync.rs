@@ -5,11 +5,13 @@
 //! shape: locks without poison, a condition variable that waits on `&mut` guards, cells that are reached
 //! through closures.
 //!
-//! What loom cannot do is left out on purpose: no weak references, no timed wait that expires (a deadline
+//! What loom cannot do is left out on purpose: no weak references where it looks, no timed wait that expires (a deadline
 //! under loom never passes), no statics but
 //! the counters of ids.
 
 pub use self::arm::*;
+#[cfg(not(kv_loom))]
+pub(crate) use std::sync::Weak;
 
 /// An error source that can be shared by the clones of an error.
 pub type SharedError = std::sync::Arc<dyn std::error::Error + Send + Sync>;

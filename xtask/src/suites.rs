@@ -63,7 +63,7 @@ pub(crate) struct Suite {
 }
 
 /// All suites, in the order in which they run.
-pub(crate) const SUITES: [Suite; 10] = [
+pub(crate) const SUITES: [Suite; 11] = [
     Suite {
         name: "workspace",
         what: "unit and integration tests of every crate",
@@ -117,6 +117,12 @@ pub(crate) const SUITES: [Suite; 10] = [
         what: "the same over libfabric",
         needs: Some(Service::Libfabric),
         run: |workspace| library(workspace, Service::Libfabric),
+    },
+    Suite {
+        name: "etcd",
+        what: "agents that find each other in a real etcd",
+        needs: Some(Service::Etcd),
+        run: directory,
     },
     Suite {
         name: "report",
@@ -215,6 +221,19 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
     }
     let (passed, failed) = sum;
     Ok(Tally::Ran { passed, failed })
+}
+
+fn directory(workspace: &Workspace) -> Result<Tally, Failure> {
+    let test = ["test", "--no-fail-fast", "-p", "kvgate-transfer"];
+    let done = workspace
+        .cargo("etcd", test)
+        .args(["--features", "etcd", "--test", "etcd", "--", "--nocapture"])
+        .limit(Duration::from_secs(600))
+        .run()?;
+    match done.succeeded() && done.output.contains("SKIP:") {
+        true => Ok(Tally::Absent(Service::Etcd)),
+        false => tally(&done),
+    }
 }
 
 fn models(workspace: &Workspace) -> Result<Tally, Failure> {

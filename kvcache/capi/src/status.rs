@@ -195,7 +195,9 @@ fn status_of(kind: &ErrorKind) -> kv_status {
         ErrorKind::BackendUnavailable { .. } | ErrorKind::ProbeFailed { .. } => {
             kv_status::Unavailable
         }
-        ErrorKind::Unreachable { .. } => kv_status::Unreachable,
+        ErrorKind::Unreachable { .. } | ErrorKind::NoPath { .. } | ErrorKind::Directory { .. } => {
+            kv_status::Unreachable
+        }
         ErrorKind::DeadlineExceeded { .. } => kv_status::TimedOut,
         ErrorKind::PeerDown { .. } | ErrorKind::PeerLost { .. } => kv_status::PeerDown,
         // A kind that this interface does not know yet is at least not a success.

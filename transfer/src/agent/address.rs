@@ -87,16 +87,35 @@ impl Address {
             .collect())
     }
 
+    /// An address as [`fmt::Display`] writes it, with a number for the host: no resolver is asked.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (backend, rest) = text.split_once(':')?;
+        let address = match backend {
+            "shm" => Self::Shm(rest.to_owned()),
+            "cma" => Self::Cma(rest.to_owned()),
+            "tcp" => Self::Tcp(rest.parse().ok()?),
+            "ucx" => Self::Ucx(rest.parse().ok()?),
+            "libfabric" => Self::Libfabric(rest.parse().ok()?),
+            _ => return None,
+        };
+        address.check().ok()?;
+        Some(address)
+    }
+
+    /// Host and port, where it has them.
+    pub(crate) fn socket(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Shm(_) | Self::Cma(_) => None,
+            Self::Tcp(socket) | Self::Ucx(socket) | Self::Libfabric(socket) => Some(*socket),
+        }
+    }
+
     /// Whether only processes of this host can reach it.
     pub fn is_local(&self) -> bool {
-        match self {
-            Self::Shm(_) | Self::Cma(_) => true,
-            Self::Tcp(address) | Self::Ucx(address) | Self::Libfabric(address) => {
-                match address.ip() {
-                    IpAddr::V4(ip) => ip.is_loopback(),
-                    IpAddr::V6(ip) => ip.to_canonical().is_loopback(),
-                }
-            }
+        match self.socket().map(|socket| socket.ip()) {
+            None => true,
+            Some(IpAddr::V4(ip)) => ip.is_loopback(),
+            Some(IpAddr::V6(ip)) => ip.to_canonical().is_loopback(),
         }
     }
 
@@ -187,6 +206,7 @@ mod tests {
         ] {
             let found = Address::resolve(text).unwrap();
             assert_eq!(found[0].to_string(), text);
+            assert_eq!(Address::parse(text).as_ref(), found.first());
             assert!(found[0].is_local());
         }
         for wrong in ["", "tcp", "rdma:127.0.0.1:1", "127.0.0.1:80"] {
@@ -196,6 +216,15 @@ mod tests {
             );
         }
         assert!(Address::resolve("ucx:127.0.0.1").is_err());
+        for wrong in [
+            "tcp:localhost:1",
+            "tcp:1.2.3.4",
+            "shm:",
+            "1.2.3.4:1",
+            "gpu:0",
+        ] {
+            assert_eq!(Address::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
     deadline::Deadline,
     engine::{Described, Engine},
     error::{Error, ErrorKind},
-    ids::PeerId,
+    ids::{Incarnation, PeerId},
     obs::RefusedField,
     sync::Arc,
 };
@@ -39,6 +39,26 @@ pub(crate) fn connect(
     }
     let host = EngineHost(engine.clone());
     let established = net::connect(address, deadline, &host)?;
+    host.attach(established)
+}
+
+/// [`connect`], if the peer is the life that is expected there; another one learns that the connection ended.
+pub(crate) fn connect_to_life(
+    engine: &Arc<Engine>,
+    address: &Address,
+    expected: Incarnation,
+    deadline: Deadline,
+) -> Result<PeerId, Error> {
+    if engine.is_stopping() {
+        return Err(ErrorKind::Closed.into());
+    }
+    let host = EngineHost(engine.clone());
+    let established = net::connect(address, deadline, &host)?;
+    let found = established.metadata.incarnation;
+    if found != expected {
+        established.link.close();
+        return Err(ErrorKind::IncarnationMismatch { expected, found }.into());
+    }
     host.attach(established)
 }
 

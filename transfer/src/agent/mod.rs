@@ -4,6 +4,8 @@
 pub(crate) mod address;
 #[cfg(not(kv_loom))]
 pub(crate) mod auth;
+#[cfg(not(kv_loom))]
+pub(crate) mod contact;
 #[cfg_attr(kv_loom, allow(dead_code))]
 mod encode;
 pub(crate) mod events;
@@ -13,6 +15,8 @@ pub(crate) mod fields;
 #[cfg(all(any(test, feature = "fuzzing"), not(kv_loom)))]
 #[allow(unreachable_pub)] // Reachable with the feature.
 pub(crate) mod fuzz;
+#[cfg(not(kv_loom))]
+pub(crate) mod host;
 #[cfg(not(kv_loom))]
 mod links;
 #[cfg_attr(kv_loom, allow(dead_code))]
@@ -36,14 +40,18 @@ use std::{
 
 use bytes::Bytes;
 
-#[cfg(not(kv_loom))]
-pub use address::Address;
 pub use events::AgentEvent;
 pub use expect::{Draining, Expectation};
 #[cfg(kv_loom)]
 pub use model::ModelPeer;
 pub use post::{PostError, PostOptions};
 pub use region::MemoryRegion;
+#[cfg(not(kv_loom))]
+pub use {
+    address::Address,
+    contact::{Contact, PathChoice},
+    host::HostId,
+};
 
 use crate::{
     backend::BackendKind,
@@ -133,6 +141,8 @@ pub struct Agent {
 /// Shuts the engine down when the last handle goes; workers and links hold the engine, not this.
 struct Owner {
     engine: Arc<Engine>,
+    #[cfg(not(kv_loom))]
+    listening: crate::sync::Mutex<Vec<Address>>,
 }
 
 impl AgentBuilder {
@@ -220,7 +230,11 @@ impl AgentBuilder {
             has_workers: self.has_workers,
         });
         Ok(Agent {
-            owner: Arc::new(Owner { engine }),
+            owner: Arc::new(Owner {
+                engine,
+                #[cfg(not(kv_loom))]
+                listening: Default::default(),
+            }),
         })
     }
 }
@@ -278,7 +292,9 @@ impl Agent {
     /// [`ErrorKind::Closed`] after a shutdown.
     #[cfg(not(kv_loom))]
     pub fn listen(&self, address: &Address) -> Result<Address, Error> {
-        links::listen(self.engine(), address)
+        let bound = links::listen(self.engine(), address)?;
+        self.owner.listening.lock().push(bound.clone());
+        Ok(bound)
     }
 
     /// Connects to an agent that listens, one attempt. Blocks until the handshake is done; the peer then
