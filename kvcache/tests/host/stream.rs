@@ -59,7 +59,7 @@ impl Delays {
     pub fn pause(self, layer: LayerId, component: Component) {
         let place = u64::from(layer.0) * 64 + component.index() as u64;
         let mixed = (self.seed ^ place.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        for _ in 0..(mixed >> 58) {
+        for _ in 0..(mixed >> 61) {
             std::thread::yield_now();
         }
     }
