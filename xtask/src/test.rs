@@ -184,7 +184,7 @@ mod tests {
             text,
             "--require redis: no suite uses it yet, so it counts as absent"
         );
-        assert!(refuse_unused(&[Service::Etcd]).is_err());
+        assert!(refuse_unused(&[Service::S3]).is_err());
     }
 
     #[test]
