@@ -17,6 +17,10 @@ pub struct TransferConfig {
     pub event_capacity: usize,
     /// Shortest time between two progress reports to a peer.
     pub progress_interval_ms: u64,
+    /// Longest operation that the posting thread executes itself, when nothing is queued before it and its
+    /// connection copies without waiting for anybody. Longer ones are left to the connection's thread, or to
+    /// a thread that waits for their end.
+    pub inline_bytes: u64,
     /// How long dropping the last handle of an agent may take to stop its threads.
     pub drop_deadline_ms: u64,
 }
@@ -28,6 +32,7 @@ impl Default for TransferConfig {
             message_capacity: 4096,
             event_capacity: 65_536,
             progress_interval_ms: 100,
+            inline_bytes: 256 * 1024,
             drop_deadline_ms: 2_000,
         }
     }

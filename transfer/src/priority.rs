@@ -44,6 +44,14 @@ impl<T> Classes<T> {
         self.line(priority).push_back(item);
     }
 
+    /// The item whose turn it is; it keeps its place.
+    pub(crate) fn front(&self) -> Option<&T> {
+        match self.turn() {
+            Priority::Foreground => self.foreground.front(),
+            Priority::Background => self.background.front(),
+        }
+    }
+
     /// Takes the item whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let turn = self.take_turn();
@@ -86,14 +94,6 @@ impl<T> Classes<T> {
 // What only backends use; the model checker compiles none of them.
 #[cfg(not(kv_loom))]
 impl<T> Classes<T> {
-    /// The item whose turn it is; it keeps its place.
-    pub(crate) fn front(&self) -> Option<&T> {
-        match self.turn() {
-            Priority::Foreground => self.foreground.front(),
-            Priority::Background => self.background.front(),
-        }
-    }
-
     /// Takes the first item of a class.
     pub(crate) fn pop_of(&mut self, priority: Priority) -> Option<T> {
         self.line(priority).pop_front()

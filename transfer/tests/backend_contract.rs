@@ -13,7 +13,7 @@ use std::{
 use contract::{Backend, event, patience};
 #[cfg(any(feature = "ucx", feature = "libfabric"))]
 use kvgate_transfer::ErrorKind;
-use kvgate_transfer::{Address, Agent, AgentEvent, Memory, PeerId, TransferConfig};
+use kvgate_transfer::{Address, Agent, AgentEvent, Memory, PeerId, Status, TransferConfig};
 
 /// Two agents of one process.
 struct Local;
@@ -237,3 +237,37 @@ contract!(ucx, Ucx);
 contract!(libfabric, Libfabric);
 contract!(shm, Shm);
 contract!(cma, Cma);
+
+/// Where whoever posts reaches the memory of the peer, a short operation is over when its post returns.
+fn a_short_operation_is_over_when_its_post_returns(backend: impl Backend) {
+    let (a, b) = (
+        contract::Node::new(&backend, "a"),
+        contract::Node::new(&backend, "b"),
+    );
+    let (to_b, to_a) = backend.connect(&a.agent, &b.agent);
+    let mut over_count = 0;
+    for round in 0..100 {
+        a.fill(1, round);
+        let handle = a.send(to_b, 1, 2, contract::arrival(1, 0, 0));
+        over_count += u32::from(matches!(handle.status(), Status::Done(_)));
+        assert!(matches!(handle.wait(patience()), Status::Done(_)));
+    }
+    // The thread of the connection has the turn when it tells of progress, seldom.
+    assert!(over_count > 50, "{over_count}");
+    // Nothing is left lying behind those that were not queued.
+    b.agent.send(to_a, b"message").unwrap();
+    event(&backend, &a.agent, |event| match event {
+        AgentEvent::Message { bytes, .. } => Some(bytes),
+        _ => None,
+    });
+}
+
+#[test]
+fn shm_copies_short_operations_in_the_thread_that_posts() {
+    a_short_operation_is_over_when_its_post_returns(Shm);
+}
+
+#[test]
+fn cma_copies_short_operations_in_the_thread_that_posts() {
+    a_short_operation_is_over_when_its_post_returns(Cma);
+}

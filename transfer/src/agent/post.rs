@@ -163,9 +163,12 @@ impl Agent {
             bytes: transfer.bytes(),
             descriptor_count: transfer.descriptor_count(),
         });
-        if let Err(error) = peer
-            .queue
-            .push_operation(operation.clone(), options.priority)
+        let is_over =
+            options.priority == Priority::Foreground && engine.run_here(&peer, &operation);
+        if !is_over
+            && let Err(error) = peer
+                .queue
+                .push_operation(operation.clone(), options.priority)
         {
             // The connection ended between the reservation and here: the operation was admitted and has
             // failed, which the handle tells.

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use crate::{
     Arrival, arc_dyn,
     backend::{
-        Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, RemoteRun,
+        Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce,
+        Readiness, RemoteRun,
     },
     barrier::waiters::Waiters,
     engine::{Engine, Op},
@@ -124,6 +125,10 @@ impl Link for LocalLink {
             arrival_in_band: false,
             access: Access::Checked,
         }
+    }
+
+    fn readiness(&self, _op: &PostedOp) -> Readiness {
+        Readiness::Calls
     }
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {

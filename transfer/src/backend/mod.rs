@@ -1,7 +1,7 @@
 //! The seam between the engine and what moves bytes.
 //!
-//! A backend makes [`Link`]s: established connections to one peer. The engine calls a link from that
-//! peer's worker thread; the link calls the engine through [`LinkEvents`] from its receive thread. This
+//! A backend makes [`Link`]s: established connections to one peer. The engine calls a link from one thread at a
+//! time, as a rule that peer's worker; the link calls the engine through [`LinkEvents`] from its receive thread. This
 //! module is compiled for the model checker too, whose models implement `Link`; the backends are not.
 
 #[cfg(not(kv_loom))]
@@ -179,6 +179,18 @@ pub enum Posted {
     Pending,
 }
 
+/// What [`Link::post`] of an operation would do to the thread that calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Readiness {
+    /// It may wait for the peer or for a socket.
+    Waits,
+    /// It waits for nothing and calls the engine of the peer.
+    Calls,
+    /// It copies and waits for nothing.
+    Copies,
+}
+
 /// Whether a lost peer can still write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
@@ -199,8 +211,9 @@ pub struct Resolved {
 
 /// One established connection to one peer.
 ///
-/// `post`, `serve`, `announce`, `send` and `send_progress` are called from one thread at a time (the peer's
-/// worker), `start` once before them; `close` and `quiesce` from any thread, at any time.
+/// `readiness`, `post`, `serve`, `announce`, `send` and `send_progress` are called from one thread at a time
+/// (whoever has the turn of the peer's queue), `start` once before them; `close` and `quiesce` from any thread, at
+/// any time.
 pub trait Link: Send + Sync {
     /// Takes the peer's number and whom to tell, and starts to receive.
     ///
@@ -211,6 +224,11 @@ pub trait Link: Send + Sync {
     fn kind(&self) -> BackendKind;
     /// What it can do.
     fn caps(&self) -> Caps;
+    /// What `post` of this operation would do now. Asked by the thread that would call it.
+    fn readiness(&self, op: &PostedOp) -> Readiness {
+        let _ = op;
+        Readiness::Waits
+    }
     /// Executes an operation, or hands it to hardware. May block; `close` ends that.
     ///
     /// # Errors

@@ -17,7 +17,8 @@ use super::channel::{self, Channel, Receiver, Reception, misplaced};
 use super::process::PeerProcess;
 use super::socket::{Bounds, FrameReader, StreamEnd};
 use super::{
-    Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, RemoteRun,
+    Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, Readiness,
+    RemoteRun,
 };
 use crate::Arrival;
 use crate::agent::metadata::AgentMetadata;
@@ -30,6 +31,9 @@ use crate::mem::span::{PoolSpan, SlotRun};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, fence};
 use crate::visibility::Visibility;
 
+/// An arrival of this length fits into a socket that says that it takes bytes.
+const SHORT_NOTE_BYTES: usize = 1024;
+const SHORT_TICKETS: usize = 64;
 /// How long the side that closes waits for the other one's goodbye.
 const GOODBYE_MS: u64 = 250;
 /// How long a process may take to end after its socket has closed before it counts as alive. Memory
@@ -277,6 +281,17 @@ impl<R: Reach> Link for NeighbourLink<R> {
             max_descriptors: u64::MAX,
             arrival_in_band: true,
             access: Access::Direct,
+        }
+    }
+
+    fn readiness(&self, op: &PostedOp) -> Readiness {
+        let has_frame = |arrival: &Arrival| {
+            arrival.note.len() <= SHORT_NOTE_BYTES && arrival.tickets.len() <= SHORT_TICKETS
+        };
+        let is_short = op.op == Op::Read || op.arrival.as_ref().is_none_or(has_frame);
+        match is_short && self.shared.channel.socket.takes_a_frame() {
+            true => Readiness::Copies,
+            false => Readiness::Waits,
         }
     }
 

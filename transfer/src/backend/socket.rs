@@ -205,6 +205,14 @@ impl Socket {
         }
     }
 
+    /// Whether a short frame can be sent now without waiting: the system calls a stream socket writable while
+    /// most of its buffer is free.
+    pub(crate) fn takes_a_frame(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+        let now = timespec(std::time::Duration::ZERO);
+        matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents() == PollFlags::OUT
+    }
+
     /// Sends all of `bytes`.
     pub(crate) fn send_all(&self, mut bytes: &[u8], bounds: Bounds<'_>) -> Result<(), StreamEnd> {
         while !bytes.is_empty() {

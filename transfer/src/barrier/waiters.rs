@@ -55,6 +55,17 @@ impl<T> Waiters<T> {
         result
     }
 
+    /// Changes the state, and wakes everybody if the change says so: a waiter has told the state what it
+    /// waits for, and this is not it.
+    pub(crate) fn update_if<R>(&self, change: impl FnOnce(&mut T) -> (R, bool)) -> R {
+        let mut inner = self.inner.lock();
+        let (result, concerns_waiters) = change(&mut inner.state);
+        if concerns_waiters {
+            self.wake(inner);
+        }
+        result
+    }
+
     /// Wakes everybody after a change of state outside.
     pub(crate) fn notify(&self) {
         self.wake(self.inner.lock());

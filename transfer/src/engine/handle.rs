@@ -198,6 +198,11 @@ impl Operation {
         })
     }
 
+    /// Whether nobody has started it.
+    pub(super) fn is_queued(&self) -> bool {
+        self.phase.with(|phase| matches!(phase, Phase::Queued(_)))
+    }
+
     fn status(&self) -> Status {
         self.phase
             .with(|phase| phase.ended().unwrap_or(Status::InFlight))
@@ -251,8 +256,9 @@ impl TransferHandle {
     }
 
     /// Blocks until it has ended, or the deadline passes: then the answer is [`Status::InFlight`], and
-    /// the operation goes on.
+    /// the operation goes on. A thread that waits may do the copying itself.
     pub fn wait(&self, deadline: Deadline) -> Status {
+        self.engine.help_along(&self.operation, deadline);
         self.operation
             .phase
             .wait(deadline, |phase| phase.ended())

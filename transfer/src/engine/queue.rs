@@ -1,10 +1,14 @@
-//! The bounded queue in front of a peer's worker.
+//! The bounded queue in front of a peer's link.
+//!
+//! One thread at a time has the [`Turn`] to use the link: the peer's worker as a rule, the thread that posts or
+//! waits for an operation when the worker is not at it. So the link has one caller, and what was queued first
+//! leaves first, whoever executes it.
 //!
 //! Admission is all or nothing (I-24): an operation takes a slot first, then its regions and its ledger
 //! entry; if one of them is refused, dropping the others gives everything back. The slot is held until
 //! the operation is terminal, so the bound covers what is queued and what is under way.
 //! **What is protected by what.** One mutex guards all of it. Closing wakes the worker and everybody who
-//! waits for room.
+//! waits for room. Whoever gives a place or the turn back wakes nobody unless somebody waits for just that.
 //! **Order.** Everything of the foreground, operations and frames alike, leaves in the order in which it came.
 //! A background operation waits until nothing of the foreground is queued, but not for more than
 //! 16 items in a row, and background operations never take more than half of the places.
@@ -31,6 +35,8 @@ pub(crate) enum Item {
     Frame(Vec<u8>),
     /// "I am alive", with a counter.
     Progress(u64),
+    /// The link was found broken by a thread that must not wait for its end.
+    Broken(Cause),
     /// A read of the peer.
     Request(ReadRequest),
     /// An arrival that no operation stands behind.
@@ -60,8 +66,18 @@ struct State {
     progress: Option<u64>,
     /// Operations that have their place, whoever has them now.
     known: BTreeMap<OpId, Arc<Operation>>,
+    broken: Option<Cause>,
+    /// Somebody has the turn.
+    is_taken: bool,
+    /// Threads that wait for a place, or for the end of everything.
+    room_waiters: usize,
     closed: Option<Cause>,
 }
+
+/// The right to use the link; given back on drop.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Turn<'a>(&'a Queue);
 
 /// The place of one operation; given back on drop.
 #[derive(Debug)]
@@ -99,14 +115,68 @@ impl Queue {
         priority: Priority,
         deadline: Deadline,
     ) -> Result<OpSlot, Error> {
-        match this
-            .state
-            .wait(deadline, |state| state.reserve(this.op_capacity, priority))
-        {
+        let reserved =
+            this.wait_for_room(deadline, |state| state.reserve(this.op_capacity, priority));
+        match reserved {
             Some(Ok(())) => Ok(OpSlot::new(this, priority)),
             Some(Err(cause)) => Err(this.down(cause)),
             None => Err(this.full(this.op_capacity)),
         }
+    }
+
+    /// Sleeps until `check` has an answer; what it looks at changes when places are given back.
+    fn wait_for_room<R>(
+        &self,
+        deadline: Deadline,
+        mut check: impl FnMut(&mut State) -> Option<R>,
+    ) -> Option<R> {
+        if let Some(answer) = self.state.with(&mut check) {
+            return Some(answer);
+        }
+        self.state.with(|state| state.room_waiters += 1);
+        let answer = self.state.wait(deadline, check);
+        self.state.with(|state| state.room_waiters -= 1);
+        answer
+    }
+
+    /// The turn, if the link is idle and nothing is queued: for an operation with a place that the caller
+    /// executes itself.
+    pub(crate) fn try_turn(&self) -> Option<Turn<'_>> {
+        self.state.with(|state| {
+            let is_idle = !state.is_taken && state.closed.is_none() && !state.has_work();
+            is_idle.then(|| self.take(state))
+        })
+    }
+
+    /// The turn and the operation that is next, if the worker is not at it: for a thread that would only wait.
+    /// `may` is asked about the operation.
+    pub(crate) fn next_operation(
+        &self,
+        may: impl FnOnce(&Operation) -> bool,
+    ) -> Option<(Arc<Operation>, Turn<'_>)> {
+        self.state.with(|state| {
+            let is_busy = state.is_taken || state.closed.is_some();
+            let is_urgent = state.progress.is_some() || state.broken.is_some();
+            match state.items.front() {
+                Some(Item::Operation(operation)) if !is_busy && !is_urgent && may(operation) => {}
+                _ => return None,
+            }
+            let Some(Item::Operation(operation)) = state.pop() else {
+                return None;
+            };
+            Some((operation, self.take(state)))
+        })
+    }
+
+    /// Shows an operation that was never queued among [`Queue::operations`], until its place is given back.
+    pub(crate) fn remember(&self, operation: &Arc<Operation>) {
+        let (op, known) = (operation.posted.id, operation.clone());
+        self.state.with(|state| state.known.insert(op, known));
+    }
+
+    fn take(&self, state: &mut State) -> Turn<'_> {
+        state.is_taken = true;
+        Turn(self)
     }
 
     /// Hands an operation with a place to the worker.
@@ -148,9 +218,9 @@ impl Queue {
     /// Appends a read of the peer; `false` when it has asked for more than is allowed. A closed queue takes
     /// and forgets it: the connection has ended.
     pub(crate) fn push_request(&self, request: ReadRequest) -> bool {
-        self.state.update(|state| {
+        self.state.update_if(|state| {
             if state.closed.is_some() {
-                return true;
+                return (true, false);
             }
             let has_room = state.request_count < READ_WINDOW;
             if has_room {
@@ -159,7 +229,7 @@ impl Queue {
                     .items
                     .push(Item::Request(request), Priority::Foreground);
             }
-            has_room
+            (has_room, has_room && !state.is_taken)
         })
     }
 
@@ -186,22 +256,40 @@ impl Queue {
         });
     }
 
+    /// Has the worker end the connection.
+    pub(crate) fn push_broken(&self, cause: Cause) {
+        // A closed queue is that of an ended connection.
+        let _ = self.push(|state| {
+            state.broken.get_or_insert(cause);
+            Ok(())
+        });
+    }
+
     fn push(&self, change: impl FnOnce(&mut State) -> Result<(), Error>) -> Result<(), Error> {
-        self.state.update(|state| match &state.closed {
-            Some(cause) => Err(self.down(cause.clone())),
-            None => change(state),
+        self.state.update_if(|state| match &state.closed {
+            Some(cause) => (Err(self.down(cause.clone())), false),
+            // Whoever has the turn looks at the queue when it gives it back.
+            None => (change(state), !state.is_taken),
         })
     }
 
-    /// The next item; sleeps until there is one. `None` once the queue is closed.
-    pub(crate) fn next(&self) -> Option<Item> {
-        self.state.wait_owned(|state| match state.closed {
-            Some(_) => Some(None),
-            None => state.pop().map(Some),
-        })
+    /// The next item and the turn to execute it; sleeps until there is one. `None` once the queue is closed.
+    pub(crate) fn next(&self) -> Option<(Item, Turn<'_>)> {
+        let item = self.state.wait_owned(|state| {
+            if state.closed.is_some() {
+                return Some(None);
+            }
+            if state.is_taken {
+                return None;
+            }
+            let item = state.pop()?;
+            state.is_taken = true;
+            Some(Some(item))
+        });
+        Some((item?, Turn(self)))
     }
 
-    /// The next item, if there is one.
+    /// The next item, if there is one, for whoever runs the queue alone.
     #[cfg(any(kv_loom, test, feature = "sim"))]
     pub(crate) fn try_next(&self) -> Option<Item> {
         self.state.with(|state| match state.closed {
@@ -227,7 +315,7 @@ impl Queue {
             (state.closed.is_some() || (state.items.is_empty() && state.op_count == 0))
                 .then_some(())
         };
-        self.state.wait(deadline, drained).is_some()
+        self.wait_for_room(deadline, drained).is_some()
     }
 
     /// The operations that are not terminal.
@@ -268,8 +356,16 @@ impl State {
         Some(Ok(()))
     }
 
+    fn has_work(&self) -> bool {
+        let is_urgent = self.progress.is_some() || self.broken.is_some();
+        is_urgent || !self.items.is_empty()
+    }
+
     /// Progress goes first: it must not wait behind a long queue.
     fn pop(&mut self) -> Option<Item> {
+        if let Some(cause) = self.broken.take() {
+            return Some(Item::Broken(cause));
+        }
         if let Some(counter) = self.progress.take() {
             return Some(Item::Progress(counter));
         }
@@ -301,13 +397,23 @@ impl OpSlot {
 impl Drop for OpSlot {
     fn drop(&mut self) {
         let is_background = self.priority == Priority::Background;
-        let known = self.queue.state.update(|state| {
+        let known = self.queue.state.update_if(|state| {
             state.op_count -= 1;
             state.background_count -= usize::from(is_background);
-            self.op.and_then(|op| state.known.remove(&op))
+            let known = self.op.and_then(|op| state.known.remove(&op));
+            (known, state.room_waiters > 0)
         });
         // With the mutex free. Whoever ends it has it still.
         drop(known);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state.update_if(|state| {
+            state.is_taken = false;
+            ((), state.has_work() || state.room_waiters > 0)
+        });
     }
 }
 
@@ -401,5 +507,46 @@ mod tests {
         assert!(matches!(queue.try_next(), Some(Item::Progress(2))));
         assert!(matches!(queue.try_next(), Some(Item::Frame(f)) if f == [1]));
         assert!(queue.try_next().is_none());
+    }
+
+    #[test]
+    fn the_turn_is_for_one_and_what_was_queued_first_goes_first() {
+        let queue = Queue::new(PeerId(1), 4, 4);
+        let turn = queue.try_turn().unwrap();
+        assert!(queue.try_turn().is_none(), "somebody has it");
+        queue.push_frame(vec![1]).unwrap();
+        std::thread::scope(|scope| {
+            // It sleeps while somebody has the turn, and is woken when it is given back.
+            let worker = scope.spawn(|| {
+                let (item, _turn) = queue.next().unwrap();
+                matches!(item, Item::Frame(frame) if frame == [1])
+            });
+            assert!(queue.try_turn().is_none());
+            drop(turn);
+            assert!(worker.join().unwrap());
+        });
+        drop(queue.try_turn().unwrap());
+        queue.push_frame(vec![2]).unwrap();
+        assert!(queue.try_turn().is_none(), "a frame is queued");
+        assert!(
+            queue.next_operation(|_| true).is_none(),
+            "a frame is for the worker"
+        );
+        queue.push_broken(Cause::Shutdown);
+        assert!(matches!(queue.try_next(), Some(Item::Broken(_))));
+        queue.close(Cause::Shutdown);
+        assert!(queue.try_turn().is_none());
+    }
+
+    #[test]
+    fn whoever_waits_for_the_end_of_everything_hears_of_the_last_frame() {
+        let queue = Queue::new(PeerId(1), 1, 1);
+        queue.push_frame(vec![1]).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.wait_drained(Deadline::after_ms(60_000)));
+            let (_, turn) = queue.next().unwrap();
+            drop(turn);
+            assert!(waiter.join().unwrap());
+        });
     }
 }

@@ -1,7 +1,9 @@
-//! The worker of a peer: takes the queue item by item and is the only caller of the link.
+//! The worker of a peer: takes the queue item by item. Whoever posts or waits does the same for an operation,
+//! with the same turn, when the worker is not at it.
 
 use crate::{
-    backend::Posted,
+    backend::{Access, Posted, Readiness},
+    deadline::Deadline,
     engine::{
         Engine, Op,
         handle::Operation,
@@ -23,7 +25,7 @@ struct Worker {
 
 impl Worker {
     fn run(self) {
-        while let Some(item) = self.peer.queue.next() {
+        while let Some((item, _turn)) = self.peer.queue.next() {
             self.engine.execute(&self.peer, item);
         }
     }
@@ -74,7 +76,11 @@ impl Engine {
     /// Executes one item. Errors of a broken link end the connection.
     pub(super) fn execute(&self, peer: &Arc<Peer>, item: Item) {
         let result = match item {
-            Item::Operation(operation) => return self.run_operation(peer, operation),
+            Item::Operation(operation) => match self.run_operation(peer, operation) {
+                Some(cause) => return self.fail_peer(peer, cause),
+                None => return,
+            },
+            Item::Broken(cause) => return self.fail_peer(peer, cause),
             Item::Frame(frame) => peer.link.send(&frame),
             Item::Progress(counter) => peer.link.send_progress(counter),
             // Checked now, not when it was asked: a revocation does not wait for what is queued.
@@ -95,12 +101,59 @@ impl Engine {
         }
     }
 
-    fn run_operation(&self, peer: &Arc<Peer>, operation: Arc<Operation>) {
-        if Self::is_held(peer, &operation) || !operation.start() {
+    /// Executes an operation on the thread that posts it, if that takes no longer than the copy and no other
+    /// operation is before it. Otherwise it is for the queue.
+    pub(crate) fn run_here(&self, peer: &Arc<Peer>, operation: &Arc<Operation>) -> bool {
+        let posted = &operation.posted;
+        let may_be_short = posted.bytes <= self.config.inline_bytes
+            && self.has_workers
+            && peer.caps().access == Access::Direct;
+        if !may_be_short {
+            return false;
+        }
+        let Some(_turn) = peer.queue.try_turn() else {
+            return false;
+        };
+        if peer.link.readiness(posted) != Readiness::Copies {
+            return false;
+        }
+        peer.queue.remember(operation);
+        if let Some(cause) = self.run_operation(peer, operation.clone()) {
+            peer.queue.push_broken(cause);
+        }
+        true
+    }
+
+    /// Executes what is queued before the end of `operation`, on a thread that would only wait for it.
+    pub(super) fn help_along(&self, operation: &Operation, deadline: Deadline) {
+        if !self.has_workers || !operation.is_queued() {
             return;
         }
+        let Ok(peer) = self.peer(operation.peer) else {
+            return;
+        };
+        let may = |next: &Operation| {
+            // About a byte per nanosecond: the wait must not last much longer than its deadline.
+            let has_time = deadline.remaining().as_nanos() > u128::from(next.posted.bytes);
+            has_time && peer.link.readiness(&next.posted) != Readiness::Waits
+        };
+        while operation.is_queued()
+            && let Some((next, _turn)) = peer.queue.next_operation(may)
+        {
+            if let Some(cause) = self.run_operation(&peer, next) {
+                peer.queue.push_broken(cause);
+            }
+        }
+    }
+
+    /// Gives back why the link is broken, if it was found to be.
+    fn run_operation(&self, peer: &Arc<Peer>, operation: Arc<Operation>) -> Option<Cause> {
+        if Self::is_held(peer, &operation) || !operation.start() {
+            return None;
+        }
         if let Err(cause) = peer.begin_execution(&operation) {
-            return self.end(&operation, Err(peer.down_error(cause)));
+            self.end(&operation, Err(peer.down_error(cause)));
+            return None;
         }
         let posted = &operation.posted;
         let result = match peer.link.post(posted) {
@@ -123,9 +176,7 @@ impl Engine {
             AfterPost::End(result) => self.end(&operation, result),
             AfterPost::Lose(cause) => self.lose(peer, operation, cause),
         }
-        if let Some(cause) = broken {
-            self.fail_peer(peer, cause);
-        }
+        broken
     }
 
     /// Tells the receiver of an operation that has ended with `level`, unless the link does that itself.

@@ -281,6 +281,8 @@ pub(crate) fn stale_duplicate_and_unknown_arrivals_are_counted_and_open_nothing(
 pub(crate) fn a_full_queue_is_back_pressure_and_nothing_fails(backend: impl Backend) {
     let config = TransferConfig {
         queue_capacity: 1,
+        // Otherwise the posting thread executes what finds the queue empty.
+        inline_bytes: 0,
         ..TransferConfig::default()
     };
     let (a, b) = (Node::with(&backend, "a", config), Node::new(&backend, "b"));
