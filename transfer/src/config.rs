@@ -21,6 +21,9 @@ pub struct TransferConfig {
     /// connection copies without waiting for anybody. Longer ones are left to the connection's thread, or to
     /// a thread that waits for their end.
     pub inline_bytes: u64,
+    /// How long the receive thread of a connection to a process of this host looks for more after each frame
+    /// before it sleeps. Nothing on a host with two cores or fewer, where it would take one from somebody.
+    pub spin_us: u64,
     /// How long dropping the last handle of an agent may take to stop its threads.
     pub drop_deadline_ms: u64,
 }
@@ -33,8 +36,16 @@ impl Default for TransferConfig {
             event_capacity: 65_536,
             progress_interval_ms: 100,
             inline_bytes: 256 * 1024,
+            spin_us: default_spin_us(),
             drop_deadline_ms: 2_000,
         }
+    }
+}
+
+fn default_spin_us() -> u64 {
+    match std::thread::available_parallelism() {
+        Ok(cores) if cores.get() > 2 => 20,
+        _ => 0,
     }
 }
 

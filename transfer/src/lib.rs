@@ -163,6 +163,9 @@ pub use ids::{
 #[cfg(all(feature = "bare", not(kv_loom)))]
 #[doc(hidden)]
 pub use mem::bare;
+#[cfg(kv_loom)]
+#[doc(hidden)]
+pub use mem::ring::model as ring_model;
 pub use mem::{Memory, MemoryKind, PoolGeometry};
 pub use obs::{Counters, Event, Recorder, RefusedField};
 pub use op::Op;

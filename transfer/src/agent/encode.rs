@@ -102,6 +102,12 @@ pub(crate) fn append_probe(out: &mut Vec<u8>, address: u64, nonce: &[u8; 32]) {
     });
 }
 
+pub(crate) fn append_ring(out: &mut Vec<u8>, len_bytes: u64) {
+    append(out, Kind::Ring, |out| {
+        out.extend_from_slice(&len_bytes.to_le_bytes());
+    });
+}
+
 pub(crate) fn append_ready(out: &mut Vec<u8>) {
     append(out, Kind::Ready, |_| {});
 }

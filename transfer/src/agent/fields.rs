@@ -31,6 +31,8 @@ pub(crate) enum WireError {
     BadValue { field: &'static str, value: u64 },
     /// A frame of this kind has no meaning here.
     Misplaced(Kind),
+    /// The peer's numbers in a shared ring cannot be, or its socket contradicts them.
+    Ring,
 }
 
 impl fmt::Display for WireError {
@@ -63,6 +65,7 @@ impl fmt::Display for WireError {
                 write!(f, "{extra_bytes} bytes behind the last field of a frame")
             }
             Self::BadValue { field, value } => write!(f, "field {field} holds {value}"),
+            Self::Ring => f.write_str("the ring of the connection holds what no peer writes"),
             Self::Misplaced(kind) => write!(f, "{kind:?} frame out of place"),
         }
     }

@@ -77,6 +77,7 @@ pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
             address,
         } => append_place(&mut out, *region, *generation, *address),
         Frame::Probe { address, nonce } => append_probe(&mut out, *address, nonce),
+        Frame::Ring { len_bytes } => append_ring(&mut out, *len_bytes),
         Frame::Write(head) => append_write(
             &mut out,
             head.op,

@@ -14,8 +14,8 @@ use bytes::Bytes;
 pub(crate) use super::encode::{
     append_ack, append_arrival, append_bye, append_data, append_hello, append_memory,
     append_message, append_metadata, append_nack, append_no_data, append_place, append_probe,
-    append_progress, append_proof, append_read, append_ready, append_refuse, append_write,
-    check_arrival, check_message,
+    append_progress, append_proof, append_read, append_ready, append_refuse, append_ring,
+    append_write, check_arrival, check_message,
 };
 use super::fields::Fields;
 pub(crate) use super::fields::WireError;
@@ -59,6 +59,7 @@ pub(crate) enum Kind {
     Refuse = 6,
     Place = 7,
     Probe = 8,
+    Ring = 9,
     Write = 16,
     Ack = 17,
     Nack = 18,
@@ -82,6 +83,7 @@ impl Kind {
             6 => Self::Refuse,
             7 => Self::Place,
             8 => Self::Probe,
+            9 => Self::Ring,
             16 => Self::Write,
             17 => Self::Ack,
             18 => Self::Nack,
@@ -100,7 +102,7 @@ impl Kind {
     pub(crate) fn limit_bytes(self) -> usize {
         match self {
             Self::Hello | Self::Proof | Self::Memory | Self::Ready => 64,
-            Self::Place | Self::Probe => 64,
+            Self::Place | Self::Probe | Self::Ring => 64,
             Self::Ack | Self::Progress | Self::Bye | Self::Data => 64,
             Self::Refuse => 2 + REASON_LIMIT_BYTES,
             Self::Nack | Self::NoData => 8 + 2 + REASON_LIMIT_BYTES,
@@ -219,6 +221,10 @@ pub(crate) enum Frame {
         address: u64,
         nonce: [u8; 32],
     },
+    /// The ring that the sender reads; one memfd travels beside this frame.
+    Ring {
+        len_bytes: u64,
+    },
     Write(WriteHead),
     Ack {
         op: OpId,
@@ -262,6 +268,7 @@ impl Frame {
             Self::Refuse(_) => Kind::Refuse,
             Self::Place { .. } => Kind::Place,
             Self::Probe { .. } => Kind::Probe,
+            Self::Ring { .. } => Kind::Ring,
             Self::Write(_) => Kind::Write,
             Self::Ack { .. } => Kind::Ack,
             Self::Nack { .. } => Kind::Nack,
@@ -325,6 +332,9 @@ impl Fields {
             Kind::Probe => Frame::Probe {
                 address: self.u64("address")?,
                 nonce: self.array("nonce")?,
+            },
+            Kind::Ring => Frame::Ring {
+                len_bytes: self.u64("len_bytes")?,
             },
             Kind::Write => Frame::Write(self.write_head()?),
             Kind::Ack => Frame::Ack {

@@ -77,6 +77,12 @@ fn examples() -> Vec<(&'static str, Frame)> {
                 nonce,
             },
         ),
+        (
+            "ring",
+            Frame::Ring {
+                len_bytes: 0x0102_0304,
+            },
+        ),
         ("write", Frame::Write(write)),
         (
             "ack",

@@ -9,17 +9,23 @@
 //!   after it has let the lock go; an answer that came later found the lock free;
 //! - the receive thread asks for writability while it has a leftover of its own.
 //!
+//! A channel with an [`Outlet`] sends through the ring of its peer what fits there. Only workers send on it:
+//! its receive thread has nothing to answer.
+//!
 //! Lock order: `out`, then `deferred`. Neither is held across a callback.
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::LinkEvents;
-use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, Writable};
+use super::reader::FrameReader;
+use super::ring::Outlet;
+use super::socket::{Bounds, Socket, StopSignal, StreamEnd, Writable};
 use crate::agent::wire::{self, Frame};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
 use crate::mem::iovec::{Held, RawVectors};
+use crate::mem::ring::Outbox;
 use crate::mem::span::SlotRun;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, thread};
 
@@ -38,6 +44,7 @@ struct Out {
     leftover: Vec<u8>,
     words: Vec<u8>,
     vectors: RawVectors,
+    outlet: Option<Outlet>,
     /// Why nothing can be sent any more: a frame may have been cut.
     broken: Option<StreamEnd>,
 }
@@ -51,12 +58,27 @@ impl Channel {
                 leftover: Vec::new(),
                 words: Vec::new(),
                 vectors: RawVectors::new(),
+                outlet: None,
                 broken: None,
             }),
             deferred: Mutex::new(Vec::new()),
             wants_out: AtomicBool::new(false),
             is_closed_here: AtomicBool::new(false),
         }
+    }
+
+    /// From here on frames go through the ring of the peer.
+    pub(super) fn write_ring(&mut self, ring: Outbox) {
+        self.out.get_mut().outlet = Some(Outlet::new(ring));
+    }
+
+    /// Whether a worker that sends frames of so many bytes now waits for nobody: nobody else sends, and the ring
+    /// has room.
+    pub(super) fn takes_at_once(&self, len_bytes: usize) -> bool {
+        self.out.try_lock().is_some_and(|mut out| {
+            let outlet = out.outlet.as_mut();
+            outlet.is_some_and(|outlet| outlet.takes_at_once(len_bytes))
+        })
     }
 
     /// Waits end by the stop signal only: an established link waits as long as its peer lives.
@@ -120,7 +142,11 @@ impl Channel {
             out.words.clear();
             out.words.append(&mut self.deferred.lock());
             frame(&mut out.words);
-            let _ = self.socket.send_some(&out.words);
+            let Out { words, outlet, .. } = &mut *out;
+            let routed = outlet.as_mut().map(|way| way.route(words, &self.socket));
+            if !words.is_empty() && routed.is_none_or(|routed| routed.is_ok()) {
+                let _ = self.socket.send_some(words);
+            }
         }
         out.broken.get_or_insert(StreamEnd::Stopped);
     }
@@ -182,7 +208,11 @@ impl Sender<'_> {
         words.append(&mut out.leftover);
         words.append(&mut channel.deferred.lock());
         frame(&mut words);
-        let sent = channel.socket.send_all(&words, channel.bounds());
+        let sent = match &mut out.outlet {
+            Some(outlet) => outlet.route(&mut words, &channel.socket),
+            None => Ok(()),
+        };
+        let sent = sent.and_then(|()| channel.socket.send_all(&words, channel.bounds()));
         out.words = words;
         self.check(sent)
     }

@@ -5,6 +5,7 @@
 //! both        Proof                              only if both have a secret; one alone is a refusal
 //! connector   Metadata, Memory… (shm) or Place…, Probe (cma)
 //! listener    the same                           one after the other, so that nobody writes unread
+//! both        Ring                               shm and cma, at the end of the same turn
 //! both        Ready
 //! ```
 //! Before `Ready` nothing of the peer is believed beyond its own frames. All of it is bounded by one
@@ -14,22 +15,20 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::cma::{self, NONCE_BYTES, Permission, ProbeFailure};
 use super::process::PeerProcess;
-use super::socket::{Bounds, FrameReader, Socket, StreamEnd};
+use super::reader::FrameReader;
+use super::socket::{Bounds, Socket, StreamEnd};
 use crate::agent::auth::{self, Side};
 use crate::agent::metadata::{AgentMetadata, RegionInfo};
 use crate::agent::wire::{self, Frame, Kind, Refusal, WireError};
 use crate::deadline::Deadline;
 use crate::ids::RegionId;
+use crate::mem::ring::{self, Outbox};
 use crate::mem::{Memory, MemoryKind, PeerMapping};
 use crate::sync::Arc;
 
@@ -46,6 +45,8 @@ pub(crate) struct Offer<'a> {
     pub(crate) secret: Option<&'a [u8]>,
     pub(crate) metadata: &'a AgentMetadata,
     pub(crate) way: Way<'a>,
+    /// Memory of the ring that this side reads.
+    pub(crate) ring: Option<&'a Memory>,
     /// Set while the peer may believe that it is connected, and so reach the memory of this side, without
     /// this side having a link.
     pub(crate) is_unsettled: &'a Cell<bool>,
@@ -79,6 +80,8 @@ pub(crate) struct Greeting {
     pub(crate) places: BTreeMap<RegionId, u64>,
     /// Its right to reach this process.
     pub(crate) permission: Option<Permission>,
+    /// The ring that it reads.
+    pub(crate) ring: Option<Outbox>,
 }
 
 /// Why a connection did not become a link.
@@ -264,10 +267,16 @@ impl Handshake<'_> {
         wire::append_metadata(&mut words, &self.offer.metadata.encode());
         self.send(&words)?;
         match self.offer.way {
-            Way::Stream => Ok(()),
-            Way::Map(regions) => self.hand_over(regions),
-            Way::Visit(regions, _) => self.tell_places(regions),
+            Way::Stream => {}
+            Way::Map(regions) => self.hand_over(regions)?,
+            Way::Visit(regions, _) => self.tell_places(regions)?,
         }
+        let Some((ring, file)) = self.offer.ring.and_then(|ring| Some((ring, ring.file()?))) else {
+            return Ok(());
+        };
+        words.clear();
+        wire::append_ring(&mut words, ring.len_bytes());
+        self.send_with_fd(&words, file)
     }
 
     fn hand_over(&mut self, regions: &[OwnRegion]) -> Result<(), HandshakeError> {
@@ -313,6 +322,7 @@ impl Handshake<'_> {
             memories: BTreeMap::new(),
             places: BTreeMap::new(),
             permission: None,
+            ring: None,
         };
         match self.offer.way {
             Way::Stream => {}
@@ -322,6 +332,13 @@ impl Handshake<'_> {
                 self.probe(process)?;
             }
         }
+        if self.offer.ring.is_some() {
+            greeting.ring = Some(self.map_ring()?);
+        }
+        if self.reader.has_fds() {
+            return Err(HandshakeError::ByUs("more memories than announced".into()));
+        }
+        self.reader.refuse_fds();
         Ok(greeting)
     }
 
@@ -355,11 +372,20 @@ impl Handshake<'_> {
                 .map_err(|reason| HandshakeError::ByUs(format!("{id:?}: {reason}")))?;
             memories.insert(id, mapping);
         }
-        if self.reader.has_fds() {
-            return Err(HandshakeError::ByUs("more memories than announced".into()));
-        }
-        self.reader.refuse_fds();
         Ok(memories)
+    }
+
+    fn map_ring(&mut self) -> Result<Outbox, HandshakeError> {
+        let len_bytes = match self.next()? {
+            Frame::Ring { len_bytes } => len_bytes,
+            other => return Err(out_of_turn("Ring", &other)),
+        };
+        let file = self.reader.take_fd();
+        let file =
+            file.ok_or_else(|| HandshakeError::ByUs("a ring came without its memory".into()))?;
+        let refused = |reason: String| HandshakeError::ByUs(format!("ring: {reason}"));
+        let mapping = PeerMapping::map(&file, len_bytes.min(ring::RING_BYTES)).map_err(refused)?;
+        ring::outbox(mapping).ok_or_else(|| refused(format!("{len_bytes} bytes are too few")))
     }
 
     fn hear_places(
@@ -429,26 +455,7 @@ impl Handshake<'_> {
     }
 
     fn send_with_fd(&mut self, words: &[u8], file: BorrowedFd<'_>) -> Result<(), HandshakeError> {
-        let files = [file];
-        let sent = loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(&files));
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::sendmsg(
-                self.socket.as_fd(),
-                &[IoSlice::new(words)],
-                &mut control,
-                flags,
-            ) {
-                Ok(sent) => break sent,
-                Err(Errno::AGAIN) => {
-                    self.socket.wait(PollFlags::OUT, self.bounds)?;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(StreamEnd::Io(errno).into()),
-            }
-        };
+        let sent = self.socket.send_with_fd(words, file, self.bounds)?;
         // The descriptor travels with the first byte; the rest is plain.
         self.send(&words[sent..])
     }

@@ -27,9 +27,13 @@ mod parts;
 #[cfg(not(kv_loom))]
 pub(crate) mod process;
 #[cfg(not(kv_loom))]
+pub(crate) mod reader;
+#[cfg(not(kv_loom))]
 mod reads;
 #[cfg(not(kv_loom))]
 mod refusal;
+#[cfg(not(kv_loom))]
+mod ring;
 #[cfg(all(feature = "one-sided", not(kv_loom)))]
 #[cfg_attr(not(any(feature = "ucx", feature = "libfabric")), allow(dead_code))]
 pub(crate) mod rma;
@@ -286,6 +290,10 @@ pub trait LinkEvents: Send + Sync {
     /// # Errors
     /// An unknown pool, a slot outside, a revoked or different registration: nothing may be touched.
     fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
+    /// How long a receive thread looks for more before it sleeps.
+    fn spin(&self) -> std::time::Duration {
+        std::time::Duration::ZERO
+    }
     /// A region of this side. The caller executes an operation that holds it.
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
     fn region(&self, id: crate::ids::RegionId) -> Option<Arc<crate::mem::region::RegionCore>> {

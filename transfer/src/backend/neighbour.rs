@@ -1,8 +1,9 @@
 //! A peer on this host whose memory this side reaches by itself: what shm and cma have in common.
 //!
-//! Control goes over an abstract Unix socket. A write is: copy the runs, then one arrival frame on the
-//! socket. A read is the copy alone. The send orders the copies before it, so the peer sees the bytes when
-//! it reads the frame; local completion and visibility at the peer coincide here, and only here.
+//! Control goes through a ring in each direction, and over an abstract Unix socket beside it (`ring.rs`). A
+//! write is: copy the runs, then one arrival frame. A read is the copy alone. The ring orders the copies before
+//! the frame as the socket does, so the peer sees the bytes when it reads the frame; local completion and
+//! visibility at the peer coincide here, and only here.
 //!
 //! Death: a pidfd of the peer's process. Readable means that its whole thread group is gone, and with
 //! it every store it could make (I-9). A closed socket alone proves nothing: a process that lives may
@@ -15,7 +16,8 @@ use std::os::fd::AsFd;
 
 use super::channel::{self, Channel, Receiver, Reception, misplaced};
 use super::process::PeerProcess;
-use super::socket::{Bounds, FrameReader, StreamEnd};
+use super::reader::FrameReader;
+use super::socket::{Bounds, StreamEnd};
 use super::{
     Access, BackendKind, Caps, Link, LinkEvents, PoolPair, Posted, PostedOp, Quiesce, Readiness,
     RemoteRun,
@@ -31,9 +33,11 @@ use crate::mem::span::{PoolSpan, SlotRun};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, fence};
 use crate::visibility::Visibility;
 
-/// An arrival of this length fits into a socket that says that it takes bytes.
+/// The thread that posts sends arrivals of at most so much itself.
 const SHORT_NOTE_BYTES: usize = 1024;
 const SHORT_TICKETS: usize = 64;
+/// An arrival with so much is no longer than this.
+const SHORT_FRAME_BYTES: usize = 64 + SHORT_NOTE_BYTES + 4 * SHORT_TICKETS;
 /// How long the side that closes waits for the other one's goodbye.
 const GOODBYE_MS: u64 = 250;
 /// How long a process may take to end after its socket has closed before it counts as alive. Memory
@@ -180,6 +184,7 @@ impl<R: Reach> NeighbourLink<R> {
 impl<R: Reach> Shared<R> {
     /// The receive thread.
     fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
+        reader.spin_for(events.spin());
         let channel = &self.channel;
         let bounds = Bounds {
             process: Some(self.process.as_fd()),
@@ -289,7 +294,7 @@ impl<R: Reach> Link for NeighbourLink<R> {
             arrival.note.len() <= SHORT_NOTE_BYTES && arrival.tickets.len() <= SHORT_TICKETS
         };
         let is_short = op.op == Op::Read || op.arrival.as_ref().is_none_or(has_frame);
-        match is_short && self.shared.channel.socket.takes_a_frame() {
+        match is_short && self.shared.channel.takes_at_once(SHORT_FRAME_BYTES) {
             true => Readiness::Copies,
             false => Readiness::Waits,
         }
@@ -304,7 +309,7 @@ impl<R: Reach> Link for NeighbourLink<R> {
         let mut sender = shared.channel.sender()?;
         let copying = Copying::new(&shared.process, &shared.is_closing);
         shared.reach.copy(op, &copying)?;
-        // The socket orders the copies before the frame; this tells the compiler.
+        // The ring and the socket order the copies before the frame; this is for a copy by the kernel too.
         fence(Ordering::Release);
         let level = Visibility::RemoteVisible;
         if let Some(arrival) = op.arrival.as_ref().filter(|_| op.op == Op::Write) {

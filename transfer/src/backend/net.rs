@@ -22,11 +22,12 @@ use super::cma::Visited;
 use super::handshake::{self, Greeting, HandshakeError, Offer, OwnRegion, Way};
 use super::neighbour::NeighbourLink;
 use super::process::{NoProcess, PeerProcess};
+use super::reader::FrameReader;
 use super::refusal::{Failure, too_late};
 #[cfg(feature = "one-sided")]
 use super::rma;
 use super::shm::Mapped;
-use super::socket::{Bounds, FrameReader, Socket, StopSignal, StreamEnd, timespec};
+use super::socket::{Bounds, Socket, StopSignal, StreamEnd, timespec};
 use super::tcp::{self, TcpLink};
 use super::{BackendKind, Link};
 use crate::agent::address::Address;
@@ -34,6 +35,7 @@ use crate::agent::auth::Side;
 use crate::agent::metadata::AgentMetadata;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
+use crate::mem::ring;
 use crate::obs::RefusedField;
 use crate::sync::{Arc, Mutex, thread};
 
@@ -399,7 +401,10 @@ impl Met {
         }
     }
 
-    fn link(self, channel: Channel, reader: FrameReader, peer: Greeting) -> Arc<dyn Link> {
+    fn link(self, mut channel: Channel, reader: FrameReader, peer: Greeting) -> Arc<dyn Link> {
+        if let Some(ring) = peer.ring {
+            channel.write_ring(ring);
+        }
         match self {
             Self::Stream => Arc::new(TcpLink::new(channel, reader)),
             Self::Mapping(process) => {
@@ -430,15 +435,20 @@ fn establish(
     let met = Met::of(address, &socket)?;
     let secret = host.secret();
     let introduction = host.introduction();
+    let ring = match met {
+        Met::Stream => None,
+        Met::Mapping(_) | Met::Visiting(_) => Some(Arc::new(ring::memory()?)),
+    };
     let is_unsettled = Cell::new(false);
     let offer = Offer {
         side,
         secret: secret.as_deref(),
         metadata: &introduction.metadata,
         way: met.way(&introduction.regions),
+        ring: ring.as_deref(),
         is_unsettled: &is_unsettled,
     };
-    let mut reader = FrameReader::new(matches!(met, Met::Mapping(_)));
+    let mut reader = FrameReader::new(ring.is_some());
     let greeting = match handshake::run(&socket, &mut reader, &offer, bounds) {
         Ok(greeting) => greeting,
         Err(error) => {
@@ -469,6 +479,9 @@ fn establish(
             link,
             told: introduction,
         });
+    }
+    if let Some(ring) = ring.and_then(ring::inbox) {
+        reader.read_ring(ring);
     }
     let link = met.link(Channel::new(socket, stop), reader, greeting);
     Ok(Established {

@@ -4,22 +4,22 @@
 //! a peer is decided by the links.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bytes::Bytes;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, Shutdown};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown,
+};
 
-use crate::agent::wire::{CRC_BYTES, Frame, HEADER_BYTES, Header, WireError};
+use crate::agent::wire::WireError;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::sync::{AtomicBool, Ordering};
 
-/// Bytes of the read buffer; a longer body grows its own buffer in steps of this.
-const READ_BYTES: usize = 64 * 1024;
 /// Most file descriptors taken with one read.
 const FDS_PER_READ: usize = 8;
 /// Most file descriptors that wait for their frame. More is a hostile peer.
@@ -205,14 +205,6 @@ impl Socket {
         }
     }
 
-    /// Whether a short frame can be sent now without waiting: the system calls a stream socket writable while
-    /// most of its buffer is free.
-    pub(crate) fn takes_a_frame(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
-        let now = timespec(std::time::Duration::ZERO);
-        matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents() == PollFlags::OUT
-    }
-
     /// Sends all of `bytes`.
     pub(crate) fn send_all(&self, mut bytes: &[u8], bounds: Bounds<'_>) -> Result<(), StreamEnd> {
         while !bytes.is_empty() {
@@ -237,8 +229,32 @@ impl Socket {
         }
     }
 
+    /// Sends some of `words` with a file descriptor beside the first byte; returns how many.
+    pub(super) fn send_with_fd(
+        &self,
+        words: &[u8],
+        file: BorrowedFd<'_>,
+        bounds: Bounds<'_>,
+    ) -> Result<usize, StreamEnd> {
+        let files = [file];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&files));
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(words)], &mut control, flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::OUT, bounds)?;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(StreamEnd::Io(errno)),
+            }
+        }
+    }
+
     /// Reads what is there now, file descriptors included when `fds` is given.
-    fn receive_some(
+    pub(super) fn receive_some(
         &self,
         into: &mut [u8],
         fds: Option<&mut VecDeque<OwnedFd>>,
@@ -309,174 +325,5 @@ pub(crate) fn timespec(duration: std::time::Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
-/// Reads frames; keeps what it read ahead.
-pub(crate) struct FrameReader {
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-    fds: Option<VecDeque<OwnedFd>>,
-    is_between_frames: bool,
-    limit_bytes: usize,
-}
-
-/// Longest body that is taken from somebody who has not said who it is.
-const STRANGER_LIMIT_BYTES: usize = 2048;
-
-impl FrameReader {
-    /// A reader without read-ahead, for a stranger: bodies are short. With `takes_fds` it keeps the file
-    /// descriptors that arrive.
-    pub(crate) fn new(takes_fds: bool) -> Self {
-        Self {
-            buffer: vec![0; READ_BYTES],
-            start: 0,
-            end: 0,
-            fds: takes_fds.then(VecDeque::new),
-            is_between_frames: true,
-            limit_bytes: STRANGER_LIMIT_BYTES,
-        }
-    }
-
-    /// The next frame. The allocation for a body grows with the bytes that have really arrived.
-    pub(crate) fn next(&mut self, socket: &Socket, bounds: Bounds<'_>) -> Result<Frame, StreamEnd> {
-        if self.ahead().is_empty() {
-            self.fill(socket, bounds, StreamEnd::Closed)?;
-        }
-        while self.ahead().len() < HEADER_BYTES {
-            self.check_prefix()?;
-            self.fill(socket, bounds, StreamEnd::Cut)?;
-        }
-        let mut header_bytes = [0; HEADER_BYTES];
-        header_bytes.copy_from_slice(&self.ahead()[..HEADER_BYTES]);
-        let header = Header::parse(&header_bytes)?;
-        if header.body_bytes > self.limit_bytes {
-            return Err(header.too_long(self.limit_bytes).into());
-        }
-        self.start += HEADER_BYTES;
-        self.is_between_frames = false;
-        let rest = self.rest(header.body_bytes + CRC_BYTES, socket, bounds)?;
-        self.is_between_frames = true;
-        Ok(Frame::decode(&header_bytes, header, rest)?)
-    }
-
-    /// Takes bodies of up to `limit_bytes` from now on, within the limits of their kinds.
-    pub(crate) fn trust(&mut self, limit_bytes: usize) {
-        self.limit_bytes = limit_bytes;
-    }
-
-    /// Whether [`FrameReader::next`] may be called again after it ended without a frame.
-    pub(crate) fn is_between_frames(&self) -> bool {
-        self.is_between_frames
-    }
-
-    /// Bytes that were read and not used.
-    pub(crate) fn ahead(&self) -> &[u8] {
-        &self.buffer[self.start..self.end]
-    }
-
-    /// Marks `count` bytes of [`FrameReader::ahead`] as used.
-    pub(crate) fn consume(&mut self, count: usize) {
-        self.start = (self.start + count).min(self.end);
-    }
-
-    /// Reads and drops `left_bytes` bytes.
-    pub(crate) fn discard(
-        &mut self,
-        mut left_bytes: u64,
-        socket: &Socket,
-        bounds: Bounds<'_>,
-    ) -> Result<(), StreamEnd> {
-        while left_bytes > 0 {
-            if self.ahead().is_empty() {
-                self.fill(socket, bounds, StreamEnd::Cut)?;
-            }
-            let count = (self.ahead().len() as u64).min(left_bytes);
-            self.consume(count as usize);
-            left_bytes -= count;
-        }
-        Ok(())
-    }
-
-    /// The oldest file descriptor that has arrived.
-    pub(crate) fn take_fd(&mut self) -> Option<OwnedFd> {
-        self.fds.as_mut()?.pop_front()
-    }
-
-    /// Whether file descriptors are left that no frame asked for.
-    pub(crate) fn has_fds(&self) -> bool {
-        self.fds.as_ref().is_some_and(|fds| !fds.is_empty())
-    }
-
-    /// From here on file descriptors are not taken; the kernel closes what a peer still sends.
-    pub(crate) fn refuse_fds(&mut self) {
-        self.fds = None;
-    }
-
-    /// Garbage is refused with its first bytes, also when it is shorter than a header.
-    fn check_prefix(&self) -> Result<(), StreamEnd> {
-        let ahead = self.ahead();
-        let shown = ahead.len().min(4);
-        if ahead[..shown] == crate::agent::wire::MAGIC[..shown] {
-            return Ok(());
-        }
-        let mut found = [0; 4];
-        found[..shown].copy_from_slice(&ahead[..shown]);
-        Err(WireError::BadMagic(found).into())
-    }
-
-    fn rest(
-        &mut self,
-        count: usize,
-        socket: &Socket,
-        bounds: Bounds<'_>,
-    ) -> Result<Bytes, StreamEnd> {
-        if self.ahead().len() >= count {
-            let rest = Bytes::copy_from_slice(&self.ahead()[..count]);
-            self.consume(count);
-            return Ok(rest);
-        }
-        let mut rest = Vec::with_capacity(count.min(READ_BYTES));
-        while rest.len() < count {
-            if self.ahead().is_empty() {
-                self.fill(socket, bounds, StreamEnd::Cut)?;
-            }
-            let taken = self.ahead().len().min(count - rest.len());
-            rest.extend_from_slice(&self.buffer[self.start..self.start + taken]);
-            self.consume(taken);
-        }
-        Ok(rest.into())
-    }
-
-    /// Reads once, at least one byte; `at_end` is the answer to the end of the stream.
-    fn fill(
-        &mut self,
-        socket: &Socket,
-        bounds: Bounds<'_>,
-        at_end: StreamEnd,
-    ) -> Result<(), StreamEnd> {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.end == self.buffer.len() {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        loop {
-            if bounds.is_stopped() {
-                return Err(StreamEnd::Stopped);
-            }
-            match socket.receive_some(&mut self.buffer[self.end..], self.fds.as_mut()) {
-                Ok(0) => return Err(at_end),
-                Ok(count) => {
-                    self.end += count;
-                    return Ok(());
-                }
-                Err(Errno::AGAIN) => {
-                    socket.wait(PollFlags::IN, bounds)?;
-                }
-                Err(errno) => return Err(StreamEnd::Io(errno)),
-            }
-        }
     }
 }

@@ -24,8 +24,9 @@ use rustix::net::sockopt;
 
 use super::channel::{self, Channel, Receiver, Reception, misplaced};
 use super::parts::Parts;
+use super::reader::FrameReader;
 use super::reads::Reads;
-use super::socket::{Bounds, FrameReader, StreamEnd};
+use super::socket::{Bounds, StreamEnd};
 use super::{
     Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, ReadRequest, Resolved,
 };

@@ -23,6 +23,10 @@ use crate::{
 };
 
 impl LinkEvents for EngineEvents {
+    fn spin(&self) -> std::time::Duration {
+        std::time::Duration::from_micros(self.0.config.spin_us)
+    }
+
     fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility) {
         self.0.touch(peer);
         self.0.dispatch(peer, &arrival, level);

@@ -15,6 +15,7 @@ pub(crate) mod huge;
 pub(crate) mod iovec;
 mod map;
 pub(crate) mod region;
+pub(crate) mod ring;
 mod shared;
 pub(crate) mod span;
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::socket::{Bounds, Socket};
 use super::*;
 use crate::agent::wire;
 
@@ -190,14 +191,26 @@ fn a_closed_socket_of_a_living_process_proves_nothing() {
     let mut words = Vec::new();
     wire::append_hello(&mut words, &[1; 32], false);
     wire::append_metadata(&mut words, &introduction.metadata.encode());
-    wire::append_ready(&mut words);
     stream.write_all(&words).unwrap();
+    words.clear();
+    wire::append_ring(&mut words, crate::mem::ring::RING_BYTES);
+    wire::append_ready(&mut words);
+    let ring = crate::mem::ring::memory().unwrap();
+    let socket = Socket::new(stream.try_clone().unwrap().into()).unwrap();
+    let bounds = Bounds {
+        stop: None,
+        deadline: Some(soon()),
+        process: None,
+        writable: None,
+    };
+    let sent = socket.send_with_fd(&words, ring.file().unwrap(), bounds);
+    assert_eq!(sent, Ok(words.len()));
     let at_b = b.await_established();
     at_b.link.start(PEER, b.clone()).unwrap();
     // Everything it was told is read, so that the close is an end and no reset.
     stream.set_nonblocking(true).unwrap();
     while stream.read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
-    drop(stream);
+    drop((stream, socket));
     let quiesce = b.await_seen(|seen| match seen {
         Seen::Down(quiesce) => Some(quiesce.clone()),
         _ => None,

@@ -10,7 +10,8 @@
 use bytes::Bytes;
 
 use super::super::handshake::HandshakeError;
-use super::super::socket::{Bounds, FrameReader, Socket};
+use super::super::reader::FrameReader;
+use super::super::socket::{Bounds, Socket};
 use crate::agent::auth::Side;
 use crate::agent::fields::Fields;
 use crate::agent::metadata::REGION_LIMIT;

@@ -18,7 +18,8 @@ use crate::Arrival;
 use crate::agent::metadata::{AgentMetadata, PoolInfo, RegionInfo};
 use crate::agent::wire;
 use crate::backend::channel::Channel;
-use crate::backend::socket::{FrameReader, Socket, StopSignal};
+use crate::backend::reader::FrameReader;
+use crate::backend::socket::{Socket, StopSignal};
 use crate::backend::{
     BackendKind, Link, LinkEvents, Posted, PostedOp, Quiesce, ReadRequest, RemoteRun, Resolved,
     RunPairs,

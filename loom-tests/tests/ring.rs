@@ -1,0 +1,71 @@
+//! I-2, I-6: a frame that lies in the ring of a peer comes whole and behind the bytes it speaks of, and its
+//! reader does not sleep beside it.
+#![cfg(kv_loom)]
+
+use kvgate_loom_tests::{Cell, model};
+use kvgate_transfer::ring_model::ring;
+use kvgate_transfer::sync::{Arc, Condvar, Mutex, thread};
+
+/// Two chunks through a ring that has room for one; each speaks of a slot that was written before.
+#[test]
+fn a_chunk_comes_whole_and_behind_what_was_written_before_it() {
+    model(
+        "a_chunk_comes_whole_and_behind_what_was_written_before_it",
+        || {
+            let (mut writer, mut reader) = ring(4);
+            let slots = Arc::new([Cell::new(), Cell::new()]);
+            let sender = {
+                let slots = slots.clone();
+                thread::spawn(move || {
+                    for number in 0..2 {
+                        slots[number].write(7);
+                        while !writer.put(&[number as u8 + 1; 9]).0 {
+                            thread::yield_now();
+                        }
+                    }
+                })
+            };
+            for number in 0..2 {
+                let chunk = loop {
+                    match reader.take() {
+                        Some(chunk) => break chunk,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(chunk, [number as u8 + 1; 9]);
+                assert_eq!(slots[number].read(), 7);
+            }
+            sender.join().unwrap();
+        },
+    );
+}
+
+/// The reader looks, finds nothing and goes to sleep, while the writer puts a chunk.
+#[test]
+fn nobody_sleeps_beside_a_chunk() {
+    model("nobody_sleeps_beside_a_chunk", || {
+        let (mut writer, mut reader) = ring(4);
+        let bell = Arc::new((Mutex::new(false), Condvar::new()));
+        let sender = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                let (is_in, must_wake) = writer.put(b"chunk");
+                assert!(is_in);
+                if must_wake {
+                    let mut rung = bell.0.lock();
+                    *rung = true;
+                    bell.1.notify_all();
+                }
+            })
+        };
+        while reader.take().is_none() {
+            if reader.park() {
+                let mut rung = bell.0.lock();
+                while !*rung {
+                    bell.1.wait(&mut rung);
+                }
+            }
+        }
+        sender.join().unwrap();
+    });
+}

@@ -1,0 +1,351 @@
+//! The frames of two processes of one host: they lie in a ring that both map, and the socket wakes.
+//!
+//! Each side reads a ring in memory of its own, which it hands over in the handshake (`mem/ring.rs`). A sender
+//! puts its frames there; only if the reader sleeps does it send one byte, [`WAKE`], over the socket. So the
+//! one `poll` of the receive thread covers the ring, the end of the socket, the end of the process and the stop
+//! signal, and no descriptor of the peer is ever read or written here.
+//!
+//! A frame that does not fit goes over the socket: a mark in the ring says that the order goes on there, and the
+//! byte [`BACK`] behind a frame says that it goes on in the ring. So a slow reader holds up its sender as it does
+//! with a socket alone, nobody waits for room in a ring, and the frames have one order.
+//!
+//! Both bytes stand between frames only. What the peer may write into the ring is checked in `mem/ring.rs`; here,
+//! whatever does not fit ends the connection.
+//!
+//! **What is protected by what.** The outlet is used under the lock of the channel's sending half, the inlet by
+//! the receive thread alone.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::reader::Ahead;
+use super::socket::{Bounds, Socket, StreamEnd};
+use crate::agent::wire::WireError;
+use crate::mem::ring::{Corrupt, Inbox, Outbox, Taken};
+
+/// Between frames on the socket: look into the ring.
+pub(super) const WAKE: u8 = 0;
+/// Between frames on the socket: the next one lies in the ring.
+pub(super) const BACK: u8 = 1;
+/// Longest run of bytes that is put into the ring at once.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+impl From<Corrupt> for StreamEnd {
+    fn from(_: Corrupt) -> Self {
+        Self::Wire(WireError::Ring)
+    }
+}
+
+/// Where the frames of this side go.
+pub(super) struct Outlet {
+    ring: Outbox,
+    is_on_socket: bool,
+}
+
+impl Outlet {
+    pub(super) fn new(ring: Outbox) -> Self {
+        Self {
+            ring,
+            is_on_socket: false,
+        }
+    }
+
+    /// Takes whole frames out of `words`; what is left there afterwards has to be sent over the socket, before
+    /// anything else. Never waits.
+    pub(super) fn route(&mut self, words: &mut Vec<u8>, socket: &Socket) -> Result<(), StreamEnd> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        if !self.is_on_socket {
+            if words.len() <= CHUNK_BYTES && self.ring.put(words)? {
+                words.clear();
+                return self.wake(socket);
+            }
+            self.ring.mark()?;
+            self.is_on_socket = true;
+        }
+        if self.ring.is_half_free()? {
+            words.push(BACK);
+            self.is_on_socket = false;
+        }
+        Ok(())
+    }
+
+    /// Whether frames of so many bytes would go into the ring now.
+    pub(super) fn takes_at_once(&mut self, len_bytes: usize) -> bool {
+        !self.is_on_socket && self.ring.has_room(len_bytes) == Ok(true)
+    }
+
+    fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
+        if !self.ring.must_wake() {
+            return Ok(());
+        }
+        match socket.send_some(&[WAKE]) {
+            // A full socket has something to read, and wakes as well.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(StreamEnd::Io(errno)),
+        }
+    }
+}
+
+/// Where the frames of the peer come from.
+pub(super) struct Inlet {
+    ring: Inbox,
+    ahead: Ahead,
+    is_on_socket: bool,
+    spin: Duration,
+    /// The socket had something when it was asked last.
+    is_readable: bool,
+    /// Why nothing comes any more behind what lies in the ring.
+    end: Option<StreamEnd>,
+}
+
+impl Inlet {
+    pub(super) fn new(ring: Inbox) -> Self {
+        Self {
+            ring,
+            ahead: Ahead::new(),
+            is_on_socket: false,
+            spin: Duration::ZERO,
+            is_readable: false,
+            end: None,
+        }
+    }
+
+    /// Looks for so long before it sleeps.
+    pub(super) fn spin_for(&mut self, spin: Duration) {
+        self.spin = spin;
+    }
+
+    /// Whether the next bytes come over the socket.
+    pub(super) fn is_on_socket(&self) -> bool {
+        self.is_on_socket
+    }
+
+    /// What was taken out of the ring and not used.
+    pub(super) fn ahead(&self) -> &Ahead {
+        &self.ahead
+    }
+
+    pub(super) fn ahead_mut(&mut self) -> &mut Ahead {
+        &mut self.ahead
+    }
+
+    /// Takes a byte that is no part of a frame out of what was read from the socket; `false` when there is none.
+    pub(super) fn take_sign(&mut self, beside: &mut Ahead) -> bool {
+        match beside.bytes().first() {
+            Some(&WAKE) if self.is_on_socket => {}
+            Some(&BACK) if self.is_on_socket => self.is_on_socket = false,
+            _ => return false,
+        }
+        beside.consume(1);
+        true
+    }
+
+    /// Takes bytes out of the ring, or hears that the order goes on on the socket; sleeps until then. What comes
+    /// over the socket meanwhile goes to `beside`.
+    pub(super) fn fill(
+        &mut self,
+        socket: &Socket,
+        beside: &mut Ahead,
+        bounds: Bounds<'_>,
+    ) -> Result<(), StreamEnd> {
+        let mut has_spun = self.spin.is_zero();
+        loop {
+            if bounds.is_stopped() {
+                return Err(StreamEnd::Stopped);
+            }
+            match self.ring.take(self.ahead.space())? {
+                Taken::Chunk(count) => {
+                    self.ahead.grow(count);
+                    return Ok(());
+                }
+                Taken::Mark => {
+                    self.is_on_socket = true;
+                    return Ok(());
+                }
+                Taken::Nothing => {}
+            }
+            while beside.bytes().first() == Some(&WAKE) {
+                beside.consume(1);
+            }
+            if !beside.bytes().is_empty() {
+                // The mark would lie in the ring by now.
+                return Err(StreamEnd::Wire(WireError::Ring));
+            }
+            if let Some(end) = &self.end {
+                return Err(end.clone());
+            }
+            if self.is_readable {
+                self.hear(socket, beside);
+            } else if !std::mem::replace(&mut has_spun, true) {
+                self.look_around(bounds);
+            } else {
+                self.sleep(socket, bounds)?;
+            }
+        }
+    }
+
+    /// Reads what the socket has.
+    fn hear(&mut self, socket: &Socket, beside: &mut Ahead) {
+        self.is_readable = false;
+        match socket.receive_some(beside.space(), None) {
+            Ok(0) => self.end = Some(StreamEnd::Closed),
+            Ok(count) => beside.grow(count),
+            Err(Errno::AGAIN) => {}
+            Err(errno) => self.end = Some(StreamEnd::Io(errno)),
+        }
+    }
+
+    fn look_around(&self, bounds: Bounds<'_>) {
+        let began = Instant::now();
+        while !self.ring.has_some() && !bounds.is_stopped() && began.elapsed() < self.spin {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn sleep(&mut self, socket: &Socket, bounds: Bounds<'_>) -> Result<(), StreamEnd> {
+        if !self.ring.park() {
+            return Ok(());
+        }
+        let woken = socket.wait(PollFlags::IN, bounds);
+        self.ring.unpark();
+        match woken {
+            Ok(_) => self.is_readable = true,
+            // What it put before its end is taken first.
+            Err(StreamEnd::PeerDead) => self.end = Some(StreamEnd::PeerDead),
+            Err(end) => return Err(end),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::super::reader::FrameReader;
+    use super::*;
+    use crate::agent::wire::{self, Frame};
+    use crate::deadline::Deadline;
+    use crate::mem::PeerMapping;
+    use crate::mem::ring;
+    use crate::sync::{Arc, AtomicBool, Ordering, thread};
+
+    /// A side that sends, and a reader.
+    fn pair() -> (Socket, Outlet, Socket, FrameReader) {
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let (here, there) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let memory = Arc::new(ring::memory().unwrap());
+        let file = memory.file().unwrap().try_clone_to_owned().unwrap();
+        let mapping = PeerMapping::map(&file, memory.len_bytes()).unwrap();
+        let mut reader = FrameReader::new(false);
+        reader.trust(usize::MAX);
+        reader.read_ring(ring::inbox(memory).unwrap());
+        let outlet = Outlet::new(ring::outbox(mapping).unwrap());
+        let (here, there) = (Socket::new(here).unwrap(), Socket::new(there).unwrap());
+        (here, outlet, there, reader)
+    }
+
+    fn soon() -> Bounds<'static> {
+        Bounds {
+            stop: None,
+            deadline: Some(Deadline::after_ms(20_000)),
+            process: None,
+            writable: None,
+        }
+    }
+
+    fn message(number: usize, len_bytes: usize) -> Vec<u8> {
+        (0..len_bytes).map(|at| (at + number) as u8).collect()
+    }
+
+    fn send(socket: &Socket, outlet: &mut Outlet, body: &[u8]) -> Result<(), StreamEnd> {
+        let mut words = Vec::new();
+        wire::append_message(&mut words, body);
+        outlet.route(&mut words, socket)?;
+        socket.send_all(&words, soon())
+    }
+
+    /// Through the ring, beside it when they are long, and beside it when the reader is slow.
+    #[test]
+    fn frames_of_every_length_keep_their_order() {
+        const COUNT: usize = 3_000;
+        // Long ones only once the reader reads: a socket holds few of them.
+        let length = |number: usize| match number % 50 {
+            0 if number > 1_000 => 100_000,
+            1 if number > 1_000 => CHUNK_BYTES + number,
+            _ => 1 + number % 700,
+        };
+        let (here, mut outlet, there, mut reader) = pair();
+        let is_full = Arc::new(AtomicBool::new(false));
+        let was_full = is_full.clone();
+        let sender = thread::spawn(move || {
+            for number in 0..COUNT {
+                send(&here, &mut outlet, &message(number, length(number))).unwrap();
+                was_full.fetch_or(outlet.is_on_socket, Ordering::Relaxed);
+            }
+            here
+        });
+        while !is_full.load(Ordering::Relaxed) && !sender.is_finished() {
+            thread::yield_now();
+        }
+        for number in 0..COUNT {
+            let frame = reader.next(&there, soon()).unwrap();
+            let expected = message(number, length(number));
+            assert_eq!(frame, Frame::Message(expected.into()), "{number}");
+        }
+        drop(sender.join().unwrap());
+        assert_eq!(reader.next(&there, soon()), Err(StreamEnd::Closed));
+    }
+
+    #[test]
+    fn a_sender_that_ends_is_heard_behind_its_last_frame() {
+        let (here, mut outlet, there, mut reader) = pair();
+        send(&here, &mut outlet, b"first").unwrap();
+        send(&here, &mut outlet, b"last").unwrap();
+        drop(here);
+        for body in [&b"first"[..], b"last"] {
+            let frame = reader.next(&there, soon()).unwrap();
+            assert_eq!(frame, Frame::Message(body.into()));
+        }
+        assert_eq!(reader.next(&there, soon()), Err(StreamEnd::Closed));
+    }
+
+    /// I-16: the connection ends, and nothing else happens.
+    #[test]
+    fn numbers_that_no_peer_writes_end_the_connection() {
+        let (here, mut outlet, there, mut reader) = pair();
+        send(&here, &mut outlet, b"first").unwrap();
+        outlet.ring.spoil();
+        let corrupt = Err(StreamEnd::Wire(WireError::Ring));
+        assert_eq!(reader.next(&there, soon()), corrupt);
+
+        let (here, _outlet, there, mut reader) = pair();
+        here.send_all(&[WAKE, WAKE, BACK], soon()).unwrap();
+        assert_eq!(reader.next(&there, soon()), corrupt, "nothing was marked");
+
+        let (here, mut outlet, there, mut reader) = pair();
+        let mut garbage = b"no frame".to_vec();
+        outlet.route(&mut garbage, &here).unwrap();
+        let end = reader.next(&there, soon()).unwrap_err();
+        assert!(
+            matches!(end, StreamEnd::Wire(WireError::BadMagic(_))),
+            "{end}"
+        );
+    }
+
+    #[test]
+    fn an_awake_reader_costs_no_byte_on_the_socket() {
+        let (here, mut outlet, there, mut reader) = pair();
+        for number in 0..10 {
+            send(&here, &mut outlet, &message(number, 50)).unwrap();
+            reader.next(&there, soon()).unwrap();
+        }
+        let nothing = there.receive_some(&mut [0; 16], None);
+        assert_eq!(nothing, Err(Errno::AGAIN));
+    }
+}
