@@ -105,6 +105,8 @@ pub mod fuzz {
     pub use crate::agent::fuzz::{frame, metadata};
 }
 mod ids;
+#[allow(unreachable_pub)] // Reachable for the models, as a field of the seam.
+mod landed;
 #[allow(unsafe_code)]
 #[cfg_attr(kv_loom, allow(dead_code))]
 mod mem;
@@ -160,6 +162,10 @@ pub use etcd::{Etcd, Publication};
 pub use ids::{
     ChunkId, Epoch, Incarnation, OpId, PeerId, PoolId, RegionId, StageId, TicketId, WriterRank,
 };
+#[cfg(kv_loom)]
+#[doc(hidden)]
+pub use landed::Landing;
+pub use landed::{Landed, SlotState};
 #[cfg(all(feature = "bare", not(kv_loom)))]
 #[doc(hidden)]
 pub use mem::bare;

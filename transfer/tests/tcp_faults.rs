@@ -231,6 +231,69 @@ fn a_lost_acknowledgement_is_not_a_success() {
     }
 }
 
+/// A long write, stopped in its third part and then cut: two parts are known to have landed, what was on its
+/// way is unknown, and what was not is known not to have.
+#[test]
+fn what_was_acknowledged_before_a_cut_is_known() {
+    const MIB: u64 = 1 << 20;
+    const COUNT: u32 = 128;
+    let backend = Proxied::new();
+    let node = |name| {
+        let agent = backend.agent(name, TransferConfig::default());
+        let geometry = PoolGeometry {
+            offset_bytes: 0,
+            stride_bytes: MIB,
+            slot_bytes: MIB,
+            slot_count: COUNT,
+        };
+        let memory = backend.memory(MIB * u64::from(COUNT));
+        let region = agent.register(Arc::new(memory), &[geometry]).unwrap();
+        (agent, region)
+    };
+    let ((writer, source), (receiver, target)) = (node("a"), node("b"));
+    let (to_receiver, _) = backend.connect(&writer, &receiver);
+    let proxy = backend.0.take().unwrap();
+    let slots: Vec<u32> = (0..COUNT).collect();
+    let mut remote = DescriptorList::remote(receiver.incarnation());
+    let mut local = DescriptorList::new();
+    local.push(source.pools()[0], &slots);
+    remote.push(target.pools()[0], &slots);
+    let transfer = writer.prepare(Op::Write, &local, &remote, to_receiver);
+    proxy.arm(Way::ToListener, 9 << 20, Fault::Stop);
+    let witness = SourceReady::host_written();
+    let posted = writer.post(&transfer.unwrap(), witness, PostOptions::default());
+    let handle = posted.unwrap();
+    proxy.await_fault(Way::ToListener);
+    let began = Instant::now();
+    while handle.landed().count(SlotState::Landed) < 8 {
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            handle.landed()
+        );
+        std::thread::yield_now();
+    }
+    assert!(matches!(handle.status(), Status::InFlight));
+    proxy.cut();
+    lost(&handle);
+    let spans: Vec<_> = handle.landed().spans().collect();
+    let begun = match spans.as_slice() {
+        [
+            (landed, SlotState::Landed),
+            (unknown, SlotState::Unknown),
+            (rest, SlotState::NotLanded),
+        ] => {
+            assert_eq!(
+                (landed.start, landed.end, rest.end),
+                (0, 8, u64::from(COUNT))
+            );
+            unknown.end
+        }
+        other => panic!("{other:?}"),
+    };
+    assert!(begun >= 12, "the third part was under way: {spans:?}");
+}
+
 #[test]
 fn foreign_bytes_end_the_connection_and_land_nowhere() {
     let version = b"KVGL\x63\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00".as_slice();

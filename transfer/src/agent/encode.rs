@@ -145,6 +145,14 @@ pub(crate) fn append_ack(out: &mut Vec<u8>, op: OpId, level: Visibility) {
     });
 }
 
+/// The first `slot_count` slots of a write have landed; more of it is to come.
+pub(crate) fn append_landed(out: &mut Vec<u8>, op: OpId, slot_count: u64) {
+    append(out, Kind::Landed, |out| {
+        out.extend_from_slice(&op.0.to_le_bytes());
+        out.extend_from_slice(&slot_count.to_le_bytes());
+    });
+}
+
 pub(crate) fn append_nack(out: &mut Vec<u8>, op: OpId, refusal: &Refusal) {
     append(out, Kind::Nack, |out| {
         out.extend_from_slice(&op.0.to_le_bytes());

@@ -87,6 +87,7 @@ pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
             head.arrival.as_ref(),
         ),
         Frame::Ack { op, level } => append_ack(&mut out, *op, *level),
+        Frame::Landed { op, slot_count } => append_landed(&mut out, *op, *slot_count),
         Frame::Nack { op, refusal } => append_nack(&mut out, *op, refusal),
         Frame::Arrival { level, arrival } => append_arrival(&mut out, *level, arrival),
         Frame::Message(message) => append_message(&mut out, message),

@@ -13,6 +13,7 @@ use crate::{
         queue::{OpSlot, Queue},
     },
     error::{Error, ErrorKind},
+    landed::Landing,
     obs::{Event, add},
     priority::Priority,
     source::SourceReady,
@@ -138,6 +139,7 @@ impl Agent {
             runs: transfer.runs.clone(),
             bytes: transfer.bytes(),
             arrival: options.arrival.take(),
+            landing: Arc::new(Landing::new(transfer.descriptor_count())),
         };
         let op = posted.id;
         slot.take_by(op);

@@ -12,10 +12,10 @@ use bytes::Bytes;
 
 #[cfg_attr(kv_loom, allow(unused_imports))] // For backends.
 pub(crate) use super::encode::{
-    append_ack, append_arrival, append_bye, append_data, append_hello, append_memory,
-    append_message, append_metadata, append_nack, append_no_data, append_place, append_probe,
-    append_progress, append_proof, append_read, append_ready, append_refuse, append_ring,
-    append_write, check_arrival, check_message,
+    append_ack, append_arrival, append_bye, append_data, append_hello, append_landed,
+    append_memory, append_message, append_metadata, append_nack, append_no_data, append_place,
+    append_probe, append_progress, append_proof, append_read, append_ready, append_refuse,
+    append_ring, append_write, check_arrival, check_message,
 };
 use super::fields::Fields;
 pub(crate) use super::fields::WireError;
@@ -70,6 +70,7 @@ pub(crate) enum Kind {
     Read = 23,
     Data = 24,
     NoData = 25,
+    Landed = 26,
 }
 
 impl Kind {
@@ -94,6 +95,7 @@ impl Kind {
             23 => Self::Read,
             24 => Self::Data,
             25 => Self::NoData,
+            26 => Self::Landed,
             _ => return None,
         })
     }
@@ -103,7 +105,7 @@ impl Kind {
         match self {
             Self::Hello | Self::Proof | Self::Memory | Self::Ready => 64,
             Self::Place | Self::Probe | Self::Ring => 64,
-            Self::Ack | Self::Progress | Self::Bye | Self::Data => 64,
+            Self::Ack | Self::Landed | Self::Progress | Self::Bye | Self::Data => 64,
             Self::Refuse => 2 + REASON_LIMIT_BYTES,
             Self::Nack | Self::NoData => 8 + 2 + REASON_LIMIT_BYTES,
             Self::Metadata => METADATA_LIMIT_BYTES,
@@ -230,6 +232,11 @@ pub(crate) enum Frame {
         op: OpId,
         level: Visibility,
     },
+    /// The first slots of a write have landed; more of it is to come.
+    Landed {
+        op: OpId,
+        slot_count: u64,
+    },
     Nack {
         op: OpId,
         refusal: Refusal,
@@ -271,6 +278,7 @@ impl Frame {
             Self::Ring { .. } => Kind::Ring,
             Self::Write(_) => Kind::Write,
             Self::Ack { .. } => Kind::Ack,
+            Self::Landed { .. } => Kind::Landed,
             Self::Nack { .. } => Kind::Nack,
             Self::Arrival { .. } => Kind::Arrival,
             Self::Message(_) => Kind::Message,
@@ -340,6 +348,10 @@ impl Fields {
             Kind::Ack => Frame::Ack {
                 op: OpId(self.u64("op")?),
                 level: self.level()?,
+            },
+            Kind::Landed => Frame::Landed {
+                op: OpId(self.u64("op")?),
+                slot_count: self.u64("slot_count")?,
             },
             Kind::Nack => Frame::Nack {
                 op: OpId(self.u64("op")?),

@@ -92,6 +92,13 @@ fn examples() -> Vec<(&'static str, Frame)> {
             },
         ),
         (
+            "landed",
+            Frame::Landed {
+                op: OpId(15),
+                slot_count: 0x0405_0607_0809,
+            },
+        ),
+        (
             "nack",
             Frame::Nack {
                 op: OpId(11),
@@ -441,7 +448,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_decoder_panic(which in 0usize..13, body in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn no_bytes_make_the_decoder_panic(which in 0usize..19, body in prop::collection::vec(any::<u8>(), 0..400)) {
         // Any body under a right header and check sum, and the same bytes raw.
         let (_, frame) = &examples()[which];
         let mut bytes = encode(frame)[..HEADER_BYTES].to_vec();
@@ -460,7 +467,7 @@ proptest! {
 fn the_seeds_of_the_fuzzer_are_read_and_written_again() {
     type Target = fn(&[u8]) -> bool;
     let targets: [(&str, Target, usize, usize); 2] = [
-        ("frame", fuzz::frame, 40, 16),
+        ("frame", fuzz::frame, 41, 17),
         ("metadata", fuzz::metadata, 20, 4),
     ];
     for (name, target, least, least_valid) in targets {

@@ -76,7 +76,14 @@ impl Reach for Visited {
         let mut parts = Parts::new(op.runs.clone());
         let mut lists = CrossVectors::new();
         let mut moved_bytes = 0;
+        op.landing.begun_to(0);
         while let Some(part) = parts.next() {
+            let before_bytes = moved_bytes;
+            let note = |moved_bytes| {
+                let end = part.slots.start + slots_in(part.local, moved_bytes - before_bytes);
+                op.landing.landed(part.slots.start..end);
+            };
+            op.landing.begun_to(part.slots.end);
             let pairs = part.local.iter().zip(part.remote);
             let there = pairs.map(|(local, remote)| self.pools.find(local, remote));
             let there = there.collect::<Result<Vec<SlotRun>, Error>>()?;
@@ -87,7 +94,10 @@ impl Reach for Visited {
                 let result = call(op.op, copying.process.pid(), &mut cross);
                 check_alive(copying.process)?;
                 match result {
-                    Ok(count) if count > 0 => moved_bytes += count as u64,
+                    Ok(count) if count > 0 => {
+                        moved_bytes += count as u64;
+                        note(moved_bytes);
+                    }
                     Ok(_) => return Err(failed(op, Errno::FAULT, moved_bytes)),
                     Err(errno) => return Err(failed(op, errno, moved_bytes)),
                 }
@@ -95,6 +105,17 @@ impl Reach for Visited {
         }
         Ok(())
     }
+}
+
+/// How many slots the first bytes of these runs fill.
+fn slots_in(runs: &[SlotRun], mut bytes: u64) -> u64 {
+    let mut slots = 0;
+    for run in runs {
+        let whole = run.payload_bytes().min(bytes);
+        slots += whole / (run.slot_bytes as u64).max(1);
+        bytes -= whole;
+    }
+    slots
 }
 
 fn check_alive(process: &PeerProcess) -> Result<(), Error> {
@@ -272,6 +293,7 @@ mod tests {
     use crate::agent::metadata::{PoolInfo, RegionInfo};
     use crate::backend::{RemoteRun, RunPairs};
     use crate::ids::{Incarnation, OpId, PoolId};
+    use crate::landed::{Landed, Landing, SlotState};
     use crate::mem::{Memory, MemoryKind, PoolGeometry, span::PoolSpan};
     use crate::sync::{Arc, AtomicBool};
 
@@ -367,6 +389,12 @@ mod tests {
 
         /// Slots `0..slot_count` of both sides.
         fn copy(&self, op: Op, slot_count: u32) -> Result<(), Error> {
+            self.copy_noting(op, slot_count).0
+        }
+
+        /// [`Rig::copy`], and what is known of the slots afterwards.
+        fn copy_noting(&self, op: Op, slot_count: u32) -> (Result<(), Error>, Landed) {
+            let landing = Arc::new(Landing::new(u64::from(slot_count)));
             let span = PoolSpan::new(
                 self.here.base_ptr(),
                 self.here.len_bytes(),
@@ -386,10 +414,12 @@ mod tests {
                 bytes: local.payload_bytes(),
                 runs: Arc::new(RunPairs::of([(local, remote)])),
                 arrival: None,
+                landing: landing.clone(),
             };
+            posted.landing.begun();
             let is_closing = AtomicBool::new(false);
             let copying = Copying::new(&self.process, &is_closing);
-            self.visited.copy(&posted, &copying)
+            (self.visited.copy(&posted, &copying), landing.now())
         }
     }
 
@@ -445,7 +475,10 @@ mod tests {
             (Op::Write, "process_vm_writev"),
             (Op::Read, "process_vm_readv"),
         ] {
-            let error = rig.copy(op, SLOT_COUNT).unwrap_err();
+            let (result, landed) = rig.copy_noting(op, SLOT_COUNT);
+            let error = result.unwrap_err();
+            assert_eq!(landed.count(SlotState::Landed), 1_500);
+            assert_eq!(landed.slot(1_499), Some(SlotState::Landed));
             let expected = ErrorKind::CopyFailed {
                 call,
                 errno: libc::EFAULT,

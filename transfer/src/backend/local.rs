@@ -84,6 +84,29 @@ impl LocalLink {
         }
     }
 
+    fn copy(&self, op: &PostedOp) -> Result<(), Error> {
+        let (receiver, _copying) = self.receiver(true)?;
+        let mut done = 0;
+        for group in &op.runs.groups {
+            // Slots from the first to the last one that is moved: checked there, and held while it is copied.
+            let wanted = |pool: &PoolPair| RemoteRun {
+                pool: pool.remote,
+                generation: pool.generation,
+                slot: 0,
+                slot_count: group.remote_last + 1,
+            };
+            let wanted: Vec<RemoteRun> = group.pools.iter().map(wanted).collect();
+            let theirs = receiver.events.resolve(receiver.peer, &wanted)?;
+            for (pool, there) in group.pools.iter().zip(&theirs.runs) {
+                copy_pairs(&pool.local, there, &group.slots, op.op == Op::Read);
+                let begin = done;
+                done += group.slots.len() as u64;
+                op.landing.landed(begin..done);
+            }
+        }
+        Ok(())
+    }
+
     /// Runs `call` with the engine on the other side.
     fn call<R>(&self, call: impl FnOnce(&Receiver) -> R) -> Result<R, Error> {
         let (receiver, _) = self.receiver(false)?;
@@ -132,22 +155,11 @@ impl Link for LocalLink {
     }
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
-        let (receiver, _copying) = self.receiver(true)?;
-        for group in &op.runs.groups {
-            // Slots from the first to the last one that is moved: checked there, and held while it is copied.
-            let wanted = |pool: &PoolPair| RemoteRun {
-                pool: pool.remote,
-                generation: pool.generation,
-                slot: 0,
-                slot_count: group.remote_last + 1,
-            };
-            let wanted: Vec<RemoteRun> = group.pools.iter().map(wanted).collect();
-            let theirs = receiver.events.resolve(receiver.peer, &wanted)?;
-            for (pool, there) in group.pools.iter().zip(&theirs.runs) {
-                copy_pairs(&pool.local, there, &group.slots, op.op == Op::Read);
-            }
+        let copied = self.copy(op);
+        if copied.is_err() {
+            op.landing.settle(); // this thread has copied, or nobody
         }
-        Ok(Posted::Done(Visibility::RemoteVisible))
+        copied.map(|()| Posted::Done(Visibility::RemoteVisible))
     }
 
     fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {

@@ -56,7 +56,7 @@ pub(crate) use runs::RunCursor;
 pub use runs::RunPairs;
 pub(crate) use runs::{PairGroup, PoolPair};
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use bytes::Bytes;
 
@@ -65,6 +65,7 @@ use crate::{
     engine::Op,
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId, PoolId},
+    landed::Landing,
     mem::{region::RegionHold, span::SlotRun},
     priority::Priority,
     sync::Arc,
@@ -160,6 +161,8 @@ pub struct PostedOp {
     pub bytes: u64,
     /// Of a write: told to the receiver once every byte is visible there. Of a read: the engine's own.
     pub arrival: Option<Arrival>,
+    /// Where the link notes what has landed. A link that notes nothing leaves it unknown.
+    pub landing: Arc<Landing>,
 }
 
 /// A read of the peer that this side has to answer.
@@ -275,6 +278,14 @@ pub trait LinkEvents: Send + Sync {
     fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility);
     /// A message.
     fn message(&self, peer: PeerId, bytes: Bytes);
+    /// The peer says that these slots of a pending operation are visible there.
+    fn landed(&self, peer: PeerId, op: OpId, slots: Range<u64>) {
+        let _ = (peer, op, slots);
+    }
+    /// Of a pending operation: what has landed was told, and nothing else of it will land.
+    fn settled(&self, peer: PeerId, op: OpId) {
+        let _ = (peer, op);
+    }
     /// An operation that [`Link::post`] left pending is over.
     fn completed(&self, peer: PeerId, op: OpId, result: Result<Visibility, Error>);
     /// The peer is alive.

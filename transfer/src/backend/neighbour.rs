@@ -305,10 +305,17 @@ impl<R: Reach> Link for NeighbourLink<R> {
             wire::check_arrival(arrival)?;
         }
         let shared = &self.shared;
+        op.landing.begun_to(0);
         // Held over the copy, so that a goodbye comes only after it.
         let mut sender = shared.channel.sender()?;
         let copying = Copying::new(&shared.process, &shared.is_closing);
-        shared.reach.copy(op, &copying)?;
+        op.landing.begun();
+        shared.reach.copy(op, &copying).inspect_err(|error| {
+            // Whoever copies knows what it has copied; what a process that has ended got is void.
+            if !matches!(error.kind(), ErrorKind::PeerLost { .. }) {
+                op.landing.settle();
+            }
+        })?;
         // The ring and the socket order the copies before the frame; this is for a copy by the kernel too.
         fence(Ordering::Release);
         let level = Visibility::RemoteVisible;

@@ -1,5 +1,7 @@
 //! Cuts an operation of a stream into the shares of single frames.
 
+use std::ops::Range;
+
 use super::{RemoteRun, RunCursor, RunPairs};
 use crate::agent::wire::RUN_LIMIT;
 use crate::mem::span::SlotRun;
@@ -13,6 +15,8 @@ pub(super) struct Part<'p> {
     pub(super) local: &'p [SlotRun],
     pub(super) remote: &'p [RemoteRun],
     pub(super) payload_bytes: u64,
+    /// Which slots of the operation.
+    pub(super) slots: Range<u64>,
     pub(super) is_last: bool,
 }
 
@@ -23,6 +27,8 @@ pub(super) struct Parts {
     open: Option<(SlotRun, RemoteRun)>,
     local: Vec<SlotRun>,
     remote: Vec<RemoteRun>,
+    /// Slots of the parts so far.
+    slot_count: u64,
 }
 
 impl Parts {
@@ -33,6 +39,7 @@ impl Parts {
             open: None,
             local: Vec::new(),
             remote: Vec::new(),
+            slot_count: 0,
         };
         parts.open = parts.next_pair();
         parts
@@ -47,6 +54,7 @@ impl Parts {
         self.local.clear();
         self.remote.clear();
         let mut payload_bytes = 0;
+        let first_slot = self.slot_count;
         while let Some((local, remote)) = self.open {
             let slot_bytes = local.slot_bytes as u64;
             let mut room = PART_BYTES.saturating_sub(payload_bytes) / slot_bytes.max(1);
@@ -65,6 +73,7 @@ impl Parts {
                 ..remote
             });
             payload_bytes += slot_bytes * u64::from(count);
+            self.slot_count += u64::from(count);
             self.open = match remote.slot_count - count {
                 0 => self.next_pair(),
                 slot_count => Some((
@@ -81,6 +90,7 @@ impl Parts {
             local: &self.local,
             remote: &self.remote,
             payload_bytes,
+            slots: first_slot..self.slot_count,
             is_last: self.open.is_none(),
         })
     }
@@ -119,8 +129,12 @@ mod tests {
     fn cut(shapes: &[(u64, u32)]) -> Vec<Shape> {
         let (local, remote) = runs(shapes);
         let mut parts = Parts::new(Arc::new(RunPairs::of(local.into_iter().zip(remote))));
-        let mut seen = Vec::new();
+        let (mut seen, mut slot_count) = (Vec::new(), 0);
         while let Some(part) = parts.next() {
+            let in_part = |run: &RemoteRun| u64::from(run.slot_count);
+            let end = slot_count + part.remote.iter().map(in_part).sum::<u64>();
+            assert_eq!(part.slots, slot_count..end);
+            slot_count = end;
             assert_eq!(part.local.len(), part.remote.len());
             let bytes: u64 = part.local.iter().map(SlotRun::payload_bytes).sum();
             assert_eq!(bytes, part.payload_bytes);

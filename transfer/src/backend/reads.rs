@@ -11,15 +11,17 @@
 //! payload is received.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::parts::Parts;
 use super::{PostedOp, READ_WINDOW};
 use crate::agent::wire::{self, Refusal};
 use crate::ids::OpId;
+use crate::landed::Landing;
 use crate::mem::iovec::Held;
 use crate::mem::span::SlotRun;
 use crate::priority::Classes;
-use crate::sync::Mutex;
+use crate::sync::{Arc, Mutex};
 
 /// The reads of one connection.
 pub(super) struct Reads {
@@ -41,6 +43,7 @@ struct Operation {
     is_asked: bool,
     unanswered: usize,
     refusal: Option<Refusal>,
+    landing: Arc<Landing>,
 }
 
 /// A part that was asked for, and where it goes.
@@ -48,6 +51,9 @@ pub(super) struct Asked {
     pub(super) op: OpId,
     pub(super) payload_bytes: u64,
     pub(super) local: Vec<SlotRun>,
+    /// Which slots of the operation.
+    pub(super) slots: Range<u64>,
+    pub(super) landing: Arc<Landing>,
 }
 
 /// The engine has the operation's regions held until it hears of its end, which comes after this part.
@@ -68,6 +74,7 @@ impl Reads {
             is_asked: false,
             unanswered: 0,
             refusal: None,
+            landing: op.landing.clone(),
         };
         state.operations.insert(op.id, operation);
         state.waiting.push(op.id, op.priority);
@@ -101,7 +108,10 @@ impl Reads {
             op,
             payload_bytes: part.payload_bytes,
             local: part.local.to_vec(),
+            slots: part.slots.clone(),
+            landing: operation.landing.clone(),
         };
+        operation.landing.begun_to(part.slots.end);
         operation.is_asked = part.is_last;
         operation.unanswered += 1;
         let turn = waiting.take_turn();
@@ -110,6 +120,12 @@ impl Reads {
         }
         asked.insert(request, part_asked);
         true
+    }
+
+    /// The receive thread puts nothing anywhere any more: what has not landed will not.
+    pub(super) fn settle(&self) {
+        let state = self.state.lock();
+        state.operations.values().for_each(|op| op.landing.settle());
     }
 
     /// The part that this answer belongs to, once.

@@ -45,6 +45,7 @@ impl Reach for Mapped {
 
     fn copy(&self, op: &PostedOp, copying: &Copying<'_>) -> Result<(), Error> {
         let is_read = op.op == Op::Read;
+        let mut done = 0;
         for group in &op.runs.groups {
             for pool in &group.pools {
                 let remote = self.pools.whole(pool, group.remote_last)?;
@@ -59,6 +60,9 @@ impl Reach for Mapped {
                     // different mappings; I-7, I-9: the engine posts only what was committed or
                     // announced, to slots that are in flight.
                     unsafe { copy_slots(&pool.local, &remote, slots, is_read) };
+                    let begin = done;
+                    done += slots.len() as u64;
+                    op.landing.landed(begin..done);
                 }
             }
         }

@@ -116,9 +116,11 @@ impl Shared {
             events,
             vectors: RawVectors::new(),
             refused: None,
+            applied: None,
         };
         let end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut incoming);
         drop(incoming);
+        self.reads.settle();
         self.is_past.store(true, Ordering::Release);
         let was_closed_here = channel.is_closed_here();
         // A worker that waits for the socket must not wait for a peer that is gone.
@@ -135,9 +137,11 @@ impl Shared {
         if let Some(arrival) = &op.arrival {
             wire::check_arrival(arrival)?;
         }
+        op.landing.begun_to(0);
         let mut sender = self.channel.sender()?;
         let mut parts = Parts::new(op.runs.clone());
         while let Some(part) = parts.next() {
+            op.landing.begun_to(part.slots.end);
             let arrival = op.arrival.as_ref().filter(|_| part.is_last);
             let frame = |words: &mut Vec<u8>| {
                 wire::append_write(
@@ -155,6 +159,7 @@ impl Shared {
     }
 
     fn read(&self, op: &PostedOp) -> Result<Posted, Error> {
+        op.landing.begun_to(0);
         let mut sender = self.channel.sender()?;
         self.reads.add(op);
         let mut words = Vec::new();
@@ -293,6 +298,8 @@ struct Incoming<'a> {
     vectors: RawVectors,
     /// A write of which a part was refused: its other parts are not applied either.
     refused: Option<(OpId, Refusal)>,
+    /// A write of which parts were applied and others are to come, and the slots of those parts.
+    applied: Option<(OpId, u64)>,
 }
 
 impl Reception for Incoming<'_> {
@@ -303,7 +310,13 @@ impl Reception for Incoming<'_> {
                 self.events.completed(self.peer, op, Ok(level));
                 Ok(())
             }
+            Frame::Landed { op, slot_count } => {
+                self.events.landed(self.peer, op, 0..slot_count);
+                Ok(())
+            }
             Frame::Nack { op, refusal } => {
+                // Every part that was applied has been told before, on the same stream.
+                self.events.settled(self.peer, op);
                 self.failed(op, refusal);
                 Ok(())
             }
@@ -348,8 +361,10 @@ impl Incoming<'_> {
             reader.discard(head.payload_bytes, &self.channel.socket, self.bounds)?;
         }
         if !head.is_last {
+            self.tell_applied(&head);
             return Ok(());
         }
+        self.applied = None;
         if let Some((op, refusal)) = self.refused.take() {
             self.channel
                 .answer(|words| wire::append_nack(words, op, &refusal));
@@ -362,6 +377,20 @@ impl Incoming<'_> {
         self.channel
             .answer(|words| wire::append_ack(words, head.op, level));
         Ok(())
+    }
+
+    /// Tells how much of a write has landed, part by part.
+    fn tell_applied(&mut self, head: &WriteHead) {
+        if self.refused.is_some() {
+            return;
+        }
+        let before = self.applied.filter(|(op, _)| *op == head.op);
+        let before = before.map_or(0, |(_, slot_count)| slot_count);
+        let in_part = head.runs.iter().map(|run| u64::from(run.slot_count));
+        let slot_count = in_part.fold(before, u64::saturating_add);
+        self.applied = Some((head.op, slot_count));
+        self.channel
+            .answer(|words| wire::append_landed(words, head.op, slot_count));
     }
 
     /// Every run, checked by the engine, before the first byte of payload is read.
@@ -385,6 +414,7 @@ impl Incoming<'_> {
             return Err(bad_value("payload_bytes", payload_bytes));
         }
         self.apply(&asked, &asked.local, reader)?;
+        asked.landing.landed(asked.slots);
         self.answered(asked.op, Ok(()));
         Ok(())
     }
@@ -396,7 +426,10 @@ impl Incoming<'_> {
                 let level = Visibility::RemoteVisible;
                 self.events.completed(self.peer, op, Ok(level));
             }
-            Some(Err(refusal)) => self.failed(op, refusal),
+            Some(Err(refusal)) => {
+                self.events.settled(self.peer, op);
+                self.failed(op, refusal);
+            }
             None => {}
         }
         let mut words = Vec::new();

@@ -25,6 +25,7 @@ use crate::{
     engine::{Engine, Op, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
+    landed::{Landed, SlotState},
     mem::region::RegionHold,
     status::TransferState,
     sync::Arc,
@@ -263,6 +264,20 @@ impl TransferHandle {
             .phase
             .wait(deadline, |phase| phase.ended())
             .unwrap_or(Status::InFlight)
+    }
+
+    /// What is known of each slot, now. After a success every one has landed. After a failure, a cancel or
+    /// the loss of the peer this tells what can be taken over and what has to be moved again; of what is
+    /// [`SlotState::Unknown`] either may be true. Never blocks.
+    pub fn landed(&self) -> Landed {
+        let slot_count = self.operation.descriptor_count;
+        match self.status() {
+            Status::Done(Visibility::RemoteVisible) => Landed::whole(slot_count, SlotState::Landed),
+            Status::Done(_) => Landed::whole(slot_count, SlotState::Unknown),
+            Status::InFlight | Status::Failed(_) | Status::Unknown(_) => {
+                self.operation.posted.landing.now()
+            }
+        }
     }
 
     /// Takes the operation back if nobody has started it; otherwise does nothing. Best effort, and no

@@ -219,6 +219,12 @@ impl Peer {
         after
     }
 
+    /// An operation that the link has.
+    pub(crate) fn in_flight(&self, op: OpId) -> Option<Arc<Operation>> {
+        let in_flight = self.in_flight.lock();
+        Some(in_flight.operations.get(&op)?.operation.clone())
+    }
+
     /// The link reports an end. Gives the operation back if the end is the caller's to record.
     pub(crate) fn complete(
         &self,

@@ -1,5 +1,7 @@
 //! What links tell the engine: arrivals, messages, completions, the end of a connection.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use crate::{
@@ -35,6 +37,21 @@ impl LinkEvents for EngineEvents {
     fn message(&self, peer: PeerId, bytes: Bytes) {
         self.0.touch(peer);
         self.0.control_frame(peer, bytes);
+    }
+
+    fn landed(&self, peer: PeerId, op: OpId, slots: Range<u64>) {
+        let Ok(peer) = self.0.peer(peer) else { return };
+        peer.touch();
+        if let Some(operation) = peer.in_flight(op) {
+            operation.posted.landing.landed(slots);
+        }
+    }
+
+    fn settled(&self, peer: PeerId, op: OpId) {
+        let operation = self.0.peer(peer).ok().and_then(|peer| peer.in_flight(op));
+        if let Some(operation) = operation {
+            operation.posted.landing.settle();
+        }
     }
 
     fn completed(&self, peer: PeerId, op: OpId, result: Result<Visibility, Error>) {

@@ -156,6 +156,7 @@ impl Engine {
             return None;
         }
         let posted = &operation.posted;
+        posted.landing.begun();
         let result = match peer.link.post(posted) {
             Ok(Posted::Pending) => self.announce(peer, &operation, None).err().map(Err),
             Ok(Posted::Done(level)) => {

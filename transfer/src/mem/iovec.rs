@@ -329,6 +329,7 @@ mod tests {
             runs: Arc::new(RunPairs::default()),
             bytes: run.payload_bytes(),
             arrival: None,
+            landing: Arc::new(crate::landed::Landing::new(run.slot_count as u64)),
         }
     }
 

@@ -48,6 +48,61 @@ pub(crate) fn cancelled_is_untouched_and_done_has_landed(backend: impl Backend) 
     drop(flight);
 }
 
+/// What a handle says of each slot is true of the memory of the receiver.
+pub(crate) fn what_has_landed_is_known_slot_by_slot(backend: impl Backend) {
+    const EACH: u32 = 4;
+    let (mut a, b) = (Node::new(&backend, "a"), Node::new(&backend, "b"));
+    let (to_b, _) = backend.connect(&a.agent, &b.agent);
+    let slots: Vec<u32> = (0..SLOT_COUNT).collect();
+    slots.iter().for_each(|slot| a.fill(*slot, 9));
+    let post = |a: &Node, slots: &[u32]| {
+        let transfer = a.prepare(to_b, slots, slots).unwrap();
+        let source = SourceReady::host_written();
+        let posted = a.agent.post(&transfer, source, PostOptions::default());
+        posted.unwrap()
+    };
+    let whole = post(&a, &slots);
+    done(&backend, &whole);
+    assert!(whole.landed().is_complete());
+    assert_eq!(whole.landed().slot_count(), u64::from(SLOT_COUNT));
+
+    // Several at once, some of which are taken back; then the receiver ends.
+    slots.iter().for_each(|slot| a.fill(*slot, 7));
+    let handles: Vec<_> = slots
+        .chunks(EACH as usize)
+        .map(|slots| post(&a, slots))
+        .collect();
+    handles.iter().skip(2).for_each(TransferHandle::cancel);
+    let _ = b.agent.shutdown(patience());
+    backend.run();
+    let ends: Vec<_> = handles.iter().map(|h| h.wait(patience())).collect();
+    // Nobody writes any more.
+    let region = a.region.take().unwrap();
+    region.close(patience()).map_err(|(_, e)| e).unwrap();
+    let _ = a.agent.shutdown(patience());
+    for (index, (handle, end)) in handles.iter().zip(&ends).enumerate() {
+        let landed = handle.landed();
+        assert_eq!(landed.slot_count(), u64::from(EACH));
+        assert_eq!(landed.is_complete(), landed.count(SlotState::Landed) == 4);
+        match end {
+            Status::Done(_) => assert!(landed.is_complete()),
+            Status::Failed(error) if *error.kind() == ErrorKind::Cancelled => {
+                assert_eq!(landed.count(SlotState::NotLanded), u64::from(EACH));
+            }
+            Status::Failed(_) | Status::Unknown(_) => {}
+            other => panic!("{other:?}"),
+        }
+        for slot in 0..EACH {
+            let is_there = b.holds(index as u32 * EACH + slot, 7);
+            match landed.slot(u64::from(slot)).unwrap() {
+                SlotState::Landed => assert!(is_there, "{index} {slot}: {landed:?}"),
+                SlotState::NotLanded => assert!(!is_there, "{index} {slot}: {landed:?}"),
+                _ => {}
+            }
+        }
+    }
+}
+
 pub(crate) fn an_abort_waits_for_the_answer_of_the_writer(backend: impl Backend) {
     let (a, b) = (Node::new(&backend, "a"), Node::new(&backend, "b"));
     let (to_b, from_a) = backend.connect(&a.agent, &b.agent);

@@ -225,6 +225,7 @@ macro_rules! contract {
                 moves::bad_lists_are_refused_by_name,
                 moves::progress_of_a_peer_is_seen,
                 ends::cancelled_is_untouched_and_done_has_landed,
+                ends::what_has_landed_is_known_slot_by_slot,
                 ends::an_abort_waits_for_the_answer_of_the_writer,
                 ends::a_lost_writer_fails_the_flight_at_once,
                 ends::a_lost_receiver_fails_posts,

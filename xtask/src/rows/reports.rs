@@ -259,6 +259,10 @@ pub(super) const REPORTS: [Row; 43] = [
                 "transfer/src/barrier/tests.rs",
                 "a_failure_is_for_good_and_landing_goes_on_being_counted",
             ),
+            (
+                "transfer/tests/contract/ends.rs",
+                "what_has_landed_is_known_slot_by_slot",
+            ),
         ]),
     ),
     row(

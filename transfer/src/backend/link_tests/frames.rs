@@ -52,6 +52,31 @@ fn no_part_of_a_refused_operation_is_applied() {
     assert_eq!(pair.b.byte(9), 0);
 }
 
+/// The last part names a registration that is over; the others have landed, and the sender knows which.
+#[test]
+fn what_has_landed_before_a_refusal_is_told() {
+    const RUN_COUNT: u32 = 1_200;
+    let pair = pair(&addresses("landed")[1], Host::new("a"), Host::new("b"));
+    pair.a.fill(0, 7);
+    let mut long = op(&pair.a, 1, (0, 1), 9);
+    let pair_of_runs = long.runs.iter().next().unwrap();
+    let mut runs = RunPairs::of(vec![pair_of_runs; RUN_COUNT as usize]);
+    let last = runs.groups.last_mut().unwrap();
+    last.pools[0].generation += 1;
+    long.runs = Arc::new(runs);
+    let reason = refusal(&pair, &long);
+    assert!(reason.contains("revoked"), "{reason}");
+    assert_eq!(pair.b.byte(9), 7);
+    let in_part = (4 << 20) / SLOT_BYTES;
+    let told: Vec<Seen> = pair.a.seen.lock()[..3].to_vec();
+    let expected = [
+        Seen::Landed(OpId(1), in_part),
+        Seen::Landed(OpId(1), 2 * in_part),
+        Seen::Settled(OpId(1)),
+    ];
+    assert_eq!(told, expected);
+}
+
 #[test]
 fn metadata_of_another_version_is_refused_by_both_numbers() {
     let whole = Host::new("a").introduction().metadata.encode();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // the lint does not see that this module is for tests only
 
+use std::ops::Range;
 use std::time::Duration;
 
 mod frames;
@@ -20,6 +21,7 @@ use crate::agent::metadata::{AgentMetadata, PoolInfo, RegionInfo};
 use crate::deadline::Deadline;
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, Epoch, Incarnation, RegionId, StageId};
+use crate::landed::{Landing, SlotState};
 use crate::mem::{Memory, PoolGeometry, span::PoolSpan};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 
@@ -42,6 +44,8 @@ fn pause_ms(milliseconds: u64) {
 enum Seen {
     Arrived(Arrival, Visibility, u8),
     Message(Bytes),
+    Landed(OpId, u64),
+    Settled(OpId),
     Completed(OpId, Result<Visibility, ErrorKind>),
     Progress(u64),
     Down(Quiesce),
@@ -233,6 +237,15 @@ impl LinkEvents for Host {
         self.push(Seen::Message(bytes));
     }
 
+    fn landed(&self, _peer: PeerId, op: OpId, slots: Range<u64>) {
+        assert_eq!(slots.start, 0);
+        self.push(Seen::Landed(op, slots.end));
+    }
+
+    fn settled(&self, _peer: PeerId, op: OpId) {
+        self.push(Seen::Settled(op));
+    }
+
     fn completed(&self, _peer: PeerId, op: OpId, result: Result<Visibility, Error>) {
         self.push(Seen::Completed(
             op,
@@ -337,6 +350,7 @@ fn op(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
             tickets: vec![(StageId(0), ChunkId(last))],
             note: Bytes::from_static(b"note"),
         }),
+        landing: Arc::new(Landing::new(u64::from(from.1))),
     }
 }
 

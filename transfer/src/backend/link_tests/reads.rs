@@ -5,7 +5,12 @@ use crate::agent::wire;
 
 /// Slots `from` of the peer into local slots.
 fn read(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
-    let PostedOp { runs, bytes, .. } = op(host, id, (to, from.1), from.0);
+    let PostedOp {
+        runs,
+        bytes,
+        landing,
+        ..
+    } = op(host, id, (to, from.1), from.0);
     PostedOp {
         id: OpId(id),
         op: Op::Read,
@@ -13,6 +18,7 @@ fn read(host: &Host, id: u64, from: (u32, u32), to: u32) -> PostedOp {
         runs,
         bytes,
         arrival: None,
+        landing,
     }
 }
 
@@ -116,6 +122,7 @@ fn a_refused_read_ends_when_every_part_is_answered() {
     let mut runs = RunPairs::of(vec![pair_of_runs; RUN_COUNT as usize]);
     runs.groups[0].pools[0].generation += 1;
     long.runs = Arc::new(runs);
+    long.landing = Arc::new(Landing::new(u64::from(RUN_COUNT)));
     let posted = pair.a_link.post(&long).unwrap();
     serve(&pair);
     pair.b_link.send(b"refused").unwrap();
@@ -133,6 +140,14 @@ fn a_refused_read_ends_when_every_part_is_answered() {
         other => panic!("{other:?}"),
     }
     assert_eq!(pair.a.byte(3), 7, "the other parts have landed");
+    let in_part = (4 << 20) / SLOT_BYTES;
+    let expected = [
+        (0..in_part, SlotState::Unknown),
+        (in_part..u64::from(RUN_COUNT), SlotState::Landed),
+    ];
+    assert!(long.landing.now().spans().eq(expected));
+    let is_settled = |seen: &Seen| matches!(seen, Seen::Settled(op) if *op == OpId(1));
+    assert!(pair.a.seen.lock().iter().any(is_settled));
     // The connection stands.
     let posted = pair.a_link.post(&read(&pair.a, 2, (9, 1), 4)).unwrap();
     serve(&pair);

@@ -175,8 +175,11 @@ impl Link for RmaLink {
         if let Some(arrival) = &op.arrival {
             wire::check_arrival(arrival)?;
         }
+        op.landing.begun_to(0);
         self.shared.targets.check(&op.runs)?;
         self.register_late(op)?;
+        // The library does not say how much of a transfer that fails has landed.
+        op.landing.begun();
         let transfer = Transfer {
             is_read: op.op == Op::Read,
             runs: Arc::clone(&op.runs),

@@ -505,6 +505,7 @@ fn post(link: &Arc<RmaLink>, memory: &Memory) -> impl FnOnce() -> Result<Posted,
         runs: runs(memory),
         bytes: BYTES / 4,
         arrival: None,
+        landing: Arc::new(crate::landed::Landing::new(1)),
     };
     let link = Arc::clone(link);
     meanwhile(move || link.post(&posted))

@@ -57,7 +57,8 @@ impl Link for SimLink {
             })
         };
         let (peer, events) = receiver.ok_or_else(lost)?;
-        let target = events.resolve(peer, &op.runs.remote())?;
+        let target = events.resolve(peer, &op.runs.remote());
+        let target = target.inspect_err(|_| op.landing.settle())?;
         self.with(|state, faults| state.operation(self.end, op, target, faults))?;
         Ok(Posted::Pending)
     }

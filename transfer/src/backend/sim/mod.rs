@@ -24,6 +24,7 @@ use crate::{
     engine::{Engine, Op},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
+    landed::Landing,
     mem::{
         copy::{copy_pair, restore, snapshot},
         span::SlotRun,
@@ -71,6 +72,9 @@ struct RunCopy {
     op: Op,
     ours: SlotRun,
     theirs: SlotRun,
+    /// Which slots of the operation, and where it is noted that they have landed.
+    slots: Range<u64>,
+    landing: Arc<Landing>,
     /// The regions of the peer.
     _held: Arc<Resolved>,
 }
@@ -238,6 +242,7 @@ impl Net {
             What::Copy(copy) => {
                 let (from, to) = copy.both_ends();
                 copy_pair(from, to);
+                copy.landing.landed(copy.slots.clone());
             }
             What::Late { bytes, copy } => {
                 self.state.lock().counts.late_writes += 1;
@@ -245,6 +250,9 @@ impl Net {
             }
             What::Complete { op, result } => {
                 if let Some((peer, events)) = self.receiver(from) {
+                    if result.is_err() {
+                        events.settled(peer, op);
+                    }
                     events.completed(peer, op, result);
                 }
             }
@@ -320,15 +328,19 @@ impl State {
         } else {
             run_count
         };
-        let mut landed = start;
+        let (mut landed, mut slot) = (start, 0);
         let pairs = op.runs.iter().zip(theirs.runs.iter().copied());
-        for ((ours, _), run) in pairs.take(written_count) {
+        for ((ours, remote), run) in pairs.take(written_count) {
             let at = start + self.delay(faults);
             landed = landed.max(at);
+            let first = slot;
+            slot += u64::from(remote.slot_count);
             let copy = RunCopy {
                 op: op.op,
                 ours,
                 theirs: run,
+                slots: first..slot,
+                landing: op.landing.clone(),
                 _held: theirs.clone(),
             };
             self.schedule(at, end, What::Copy(copy));
