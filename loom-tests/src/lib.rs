@@ -20,8 +20,8 @@ pub use link::{ModelLink, model_peer};
 
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Agent, Barrier, BarrierPlan, ChunkId, ChunkSpec, Deadline, Epoch, Redeemed, StageId, TicketId,
-    Visibility, WriterRank,
+    Agent, AgentBuilder, Barrier, BarrierPlan, ChunkId, ChunkSpec, Deadline, Epoch, Recorder,
+    Redeemed, StageId, TicketId, TransferConfig, Visibility, WriterRank,
 };
 
 /// Explores every interleaving of `body` within the preemption bound of `LOOM_MAX_PREEMPTIONS`, and says
@@ -94,10 +94,35 @@ pub fn land(barrier: &Barrier, epoch: u64, stage: u16, chunk: u16) {
     );
 }
 
-/// An agent that runs nothing by itself.
+/// An agent that runs nothing by itself, and looks for no stalls.
 pub fn still_agent(name: &str) -> Agent {
-    Agent::builder(name)
-        .without_threads()
+    agent_with(name, 0)
+}
+
+/// An agent that runs nothing by itself, and takes note of what goes on.
+pub fn watched_agent(name: &str) -> Agent {
+    agent_with(name, 1_000)
+}
+
+/// [`watched_agent`], whose events `recorder` gets.
+pub fn recorded_agent(name: &str, recorder: Arc<dyn Recorder>) -> Agent {
+    build(builder(name, 1_000).recorder(recorder))
+}
+
+fn agent_with(name: &str, stall_ms: u64) -> Agent {
+    build(builder(name, stall_ms))
+}
+
+fn builder(name: &str, stall_ms: u64) -> AgentBuilder {
+    let config = TransferConfig {
+        stall_ms,
+        ..TransferConfig::default()
+    };
+    Agent::builder(name).config(config).without_threads()
+}
+
+fn build(builder: AgentBuilder) -> Agent {
+    builder
         .build()
         .expect("an agent without backends needs nothing")
 }

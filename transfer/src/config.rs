@@ -24,6 +24,9 @@ pub struct TransferConfig {
     /// How long the receive thread of a connection to a process of this host looks for more after each frame
     /// before it sleeps. Nothing on a host with two cores or fewer, where it would take one from somebody.
     pub spin_us: u64,
+    /// How long an operation in flight may stand still before [`crate::Event::Stalled`] says so; 0: nobody looks.
+    /// It is a report, and ends nothing.
+    pub stall_ms: u64,
     /// How long dropping the last handle of an agent may take to stop its threads.
     pub drop_deadline_ms: u64,
 }
@@ -37,6 +40,7 @@ impl Default for TransferConfig {
             progress_interval_ms: 100,
             inline_bytes: 256 * 1024,
             spin_us: default_spin_us(),
+            stall_ms: 1_000,
             drop_deadline_ms: 2_000,
         }
     }

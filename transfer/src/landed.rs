@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use crate::sync::Mutex;
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// What is known of one slot of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +93,8 @@ impl Landed {
 pub struct Landing {
     slot_count: u64,
     marks: Mutex<Marks>,
+    moved_bytes: AtomicU64,
+    note_count: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +115,8 @@ impl Landing {
         Self {
             slot_count,
             marks: Mutex::new(Marks::default()),
+            moved_bytes: AtomicU64::new(0),
+            note_count: AtomicU64::new(0),
         }
     }
 
@@ -129,6 +133,7 @@ impl Landing {
 
     /// Every byte of these slots is visible at the destination.
     pub fn landed(&self, slots: Range<u64>) {
+        self.note_count.fetch_add(1, Ordering::Relaxed);
         let slots = slots.start..slots.end.min(self.slot_count);
         if slots.start < slots.end {
             self.marks.lock().land(slots);
@@ -138,6 +143,23 @@ impl Landing {
     /// Everything that has landed was noted, and nothing else of the operation will land.
     pub fn settle(&self) {
         self.marks.lock().is_settled = true;
+    }
+
+    /// Bytes are on their way, or have come.
+    #[cfg_attr(kv_loom, allow(dead_code))] // For backends.
+    pub(crate) fn moved(&self, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that were taken by the transport, or have come from it, frames among them.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes whenever the operation goes on.
+    pub(crate) fn activity(&self) -> u64 {
+        let notes = self.note_count.load(Ordering::Relaxed);
+        self.moved_bytes().wrapping_add(notes)
     }
 
     /// What is known now.

@@ -120,6 +120,7 @@ pub mod sim {
     pub use crate::backend::sim::{Death, SimCounts, SimFaults, SimNet};
 }
 mod source;
+mod stall;
 mod status;
 mod stopwatch;
 mod stream;
@@ -177,6 +178,7 @@ pub use obs::{Counters, Event, Recorder, RefusedField};
 pub use op::Op;
 pub use priority::Priority;
 pub use source::SourceReady;
+pub use stall::StallCause;
 pub use status::{
     AgentStatus, FlightState, FlightStatus, PeerMemory, PeerStatus, RegionStatus, TransferState,
     TransferStatus, WriterStatus,

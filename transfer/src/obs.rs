@@ -10,6 +10,7 @@ use crate::{
     error::Cause,
     ids::{ChunkId, Epoch, Incarnation, OpId, PeerId, RegionId, StageId},
     op::Op,
+    stall::StallCause,
     sync::{AtomicU64, Ordering},
     visibility::Visibility,
 };
@@ -64,6 +65,18 @@ pub enum Event {
     OperationFailed { peer: PeerId, op: OpId, kind: Op },
     /// An operation whose end nobody can tell; its memory stays in flight.
     OperationUnknown { peer: PeerId, op: OpId, kind: Op },
+    /// An operation in flight has not gone on for `age_ms` ([`crate::TransferConfig::stall_ms`]); the transport has
+    /// taken or brought `bytes_moved` of it. Nothing else has changed: it is in flight, and so is its memory.
+    /// `Resumed` follows, or `OperationFailed`, or `OperationUnknown`.
+    Stalled {
+        peer: PeerId,
+        op: OpId,
+        age_ms: u64,
+        bytes_moved: u64,
+        cause: StallCause,
+    },
+    /// An operation goes on, or has ended well, after it stood still for `age_ms`.
+    Resumed { peer: PeerId, op: OpId, age_ms: u64 },
     /// A peer, or a read from it, says that these bytes are visible here. It is weighed next.
     Arrived {
         peer: PeerId,
@@ -191,6 +204,8 @@ counters! {
     bytes_read,
     /// Descriptors of the reads that ended well.
     descriptors_read,
+    /// Times that an operation in flight stood still.
+    stalls,
     /// Posts that found the queue full.
     back_pressure,
     /// Chunks that landed here.

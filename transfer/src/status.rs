@@ -75,6 +75,12 @@ record! {
         state: TransferState,
         /// Why its end is unknown.
         cause: Option<String>,
+        /// Bytes that the transport has taken or brought.
+        bytes_moved: u64,
+        /// Milliseconds that it has not gone on for, once that was said.
+        stalled_ms: Option<u64>,
+        /// What it waits for.
+        stall: Option<String>,
     }
 
     /// One connection.
@@ -216,6 +222,13 @@ impl fmt::Display for TransferStatus {
             "  {} {} {}, peer {}, {} B in {} slots, {} ms",
             self.id, self.op, self.state, self.peer, self.bytes, self.descriptor_count, self.age_ms
         )?;
+        if let (Some(ms), Some(stall)) = (self.stalled_ms, &self.stall) {
+            write!(
+                f,
+                ", {} B moved, stalled for {ms} ms: {stall}",
+                self.bytes_moved
+            )?;
+        }
         match &self.cause {
             Some(cause) => writeln!(f, ": {cause}"),
             None => writeln!(f),

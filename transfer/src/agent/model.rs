@@ -67,6 +67,17 @@ impl Agent {
         Engine::attach(self.engine(), link, metadata, &told)
     }
 
+    /// Looks whether everything in flight goes on, as if it were so much later.
+    pub fn look_for_stalls(&self, later: std::time::Duration) {
+        let now = std::time::Instant::now() + later;
+        self.engine().look_for_stalls(now);
+    }
+
+    /// Sleeps as the thread that looks does: until something is in flight.
+    pub fn await_in_flight(&self) -> bool {
+        self.engine().await_in_flight()
+    }
+
     /// Runs what is queued for a peer, on this thread.
     pub fn run_queued(&self, peer: PeerId) {
         self.engine().run_queued(peer);

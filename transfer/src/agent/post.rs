@@ -7,7 +7,7 @@ use crate::{
     backend::PostedOp,
     deadline::Deadline,
     engine::{
-        FlightLedger, Op, PreparedTransfer, TransferHandle,
+        Engine, FlightLedger, Op, PreparedTransfer, TransferHandle,
         handle::{Operation, Resources},
         peer::Peer,
         queue::{OpSlot, Queue},
@@ -167,14 +167,16 @@ impl Agent {
         });
         let is_over =
             options.priority == Priority::Foreground && engine.run_here(&peer, &operation);
-        if !is_over
-            && let Err(error) = peer
+        if !is_over {
+            let queued = peer
                 .queue
-                .push_operation(operation.clone(), options.priority)
-        {
-            // The connection ended between the reservation and here: the operation was admitted and has
-            // failed, which the handle tells.
-            engine.end(&operation, Err(error));
+                .push_operation(operation.clone(), options.priority);
+            if let Err(error) = queued {
+                // The connection ended between the reservation and here: the operation was admitted and has
+                // failed, which the handle tells.
+                engine.end(&operation, Err(error));
+            }
+            Engine::watch_over(engine);
         }
         Ok(TransferHandle::new(operation, engine.clone()))
     }

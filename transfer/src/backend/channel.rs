@@ -14,13 +14,13 @@
 //!
 //! Lock order: `out`, then `deferred`. Neither is held across a callback.
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::LinkEvents;
 use super::reader::FrameReader;
 use super::ring::Outlet;
-use super::socket::{Bounds, Socket, StopSignal, StreamEnd, Writable};
+use super::socket::{Bounds, Socket, StopSignal, StreamEnd, Writable, timespec};
 use crate::agent::wire::{self, Frame};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
@@ -111,6 +111,13 @@ impl Channel {
             end => end.to_string(),
         };
         ErrorKind::PeerLost { reason }.into()
+    }
+
+    /// Whether the socket would take bytes now.
+    pub(crate) fn takes_bytes(&self) -> bool {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let now = timespec(std::time::Duration::ZERO);
+        poll(&mut socket, Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// For the worker: the right to send. What the receive thread left goes out first.
@@ -217,12 +224,14 @@ impl Sender<'_> {
         self.check(sent)
     }
 
-    /// Sends one frame and, straight from where they lie, the payload runs behind it.
+    /// Sends one frame and, straight from where they lie, the payload runs behind it; `moved` hears how many bytes
+    /// the socket has taken.
     pub(crate) fn send_payload(
         &mut self,
         frame: impl FnOnce(&mut Vec<u8>),
         held_by: &impl Held,
         runs: &[SlotRun],
+        moved: impl Fn(u64),
     ) -> Result<(), Error> {
         let channel = self.channel;
         let out = self.open()?;
@@ -240,7 +249,8 @@ impl Sender<'_> {
                 break Ok(());
             }
             match payload.send(&channel.socket) {
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(count) => moved(count as u64),
+                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => match channel.socket.wait(PollFlags::OUT, channel.bounds()) {
                     Ok(_) => {}
                     Err(end) => break Err(end),

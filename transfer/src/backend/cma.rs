@@ -96,6 +96,7 @@ impl Reach for Visited {
                 match result {
                     Ok(count) if count > 0 => {
                         moved_bytes += count as u64;
+                        op.landing.moved(count as u64);
                         note(moved_bytes);
                     }
                     Ok(_) => return Err(failed(op, Errno::FAULT, moved_bytes)),

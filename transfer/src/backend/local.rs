@@ -19,6 +19,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::PeerId,
     mem::copy::copy_pairs,
+    stall::StallCause,
     sync::Arc,
     visibility::Visibility,
 };
@@ -101,6 +102,8 @@ impl LocalLink {
                 copy_pairs(&pool.local, there, &group.slots, op.op == Op::Read);
                 let begin = done;
                 done += group.slots.len() as u64;
+                op.landing
+                    .moved((group.slots.len() * there.slot_bytes) as u64);
                 op.landing.landed(begin..done);
             }
         }
@@ -177,6 +180,10 @@ impl Link for LocalLink {
 
     fn send_progress(&self, counter: u64) -> Result<(), Error> {
         self.call(|receiver| receiver.events.progress(receiver.peer, counter))
+    }
+
+    fn stalled_on(&self, _op: &PostedOp) -> StallCause {
+        StallCause::Copy
     }
 
     fn quiesce(&self) -> Quiesce {

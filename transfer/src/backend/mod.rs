@@ -68,6 +68,7 @@ use crate::{
     landed::Landing,
     mem::{region::RegionHold, span::SlotRun},
     priority::Priority,
+    stall::StallCause,
     sync::Arc,
     visibility::Visibility,
 };
@@ -265,6 +266,15 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// The link is broken.
     fn send_progress(&self, counter: u64) -> Result<(), Error>;
+    /// What an operation that does not go on waits for, as far as can be seen. From any thread; never waits.
+    fn stalled_on(&self, op: &PostedOp) -> StallCause {
+        let _ = op;
+        StallCause::Transport
+    }
+    /// Changes while the worker is busy with something of the peer.
+    fn activity(&self) -> u64 {
+        0
+    }
     /// Whether the peer can still write here. Asked once the link is closed or down.
     fn quiesce(&self) -> Quiesce;
     /// Ends the connection: blocked calls return, the receive thread ends, no event comes after this

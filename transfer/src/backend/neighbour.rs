@@ -30,6 +30,7 @@ use crate::engine::Op;
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::{PeerId, PoolId, RegionId};
 use crate::mem::span::{PoolSpan, SlotRun};
+use crate::stall::StallCause;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, fence};
 use crate::visibility::Visibility;
 
@@ -340,6 +341,17 @@ impl<R: Reach> Link for NeighbourLink<R> {
     fn send_progress(&self, counter: u64) -> Result<(), Error> {
         let frame = |words: &mut Vec<u8>| wire::append_progress(words, counter);
         self.shared.channel.send(frame)
+    }
+
+    fn stalled_on(&self, op: &PostedOp) -> StallCause {
+        if self.shared.process.is_stopped() {
+            return StallCause::PeerStopped;
+        }
+        // Behind the copy there is only the frame that tells of it.
+        match op.landing.now().is_complete() {
+            true => StallCause::SocketFull,
+            false => StallCause::Copy,
+        }
     }
 
     fn quiesce(&self) -> Quiesce {

@@ -66,6 +66,11 @@ impl PeerProcess {
         self.pid
     }
 
+    /// Whether it is stopped by a signal or a debugger, as far as this process may see.
+    pub(super) fn is_stopped(&self) -> bool {
+        is_stopped(self.pid)
+    }
+
     /// Whether the process has ended; waits for it up to `deadline`.
     pub(super) fn has_ended(&self, deadline: Deadline) -> bool {
         loop {
@@ -82,6 +87,17 @@ impl PeerProcess {
     }
 }
 
+/// The letter behind the name in `/proc/PID/stat`; the name is in brackets and may hold anything.
+fn is_stopped(pid: Pid) -> bool {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let Ok(stat) = std::fs::read(path) else {
+        return false;
+    };
+    let behind = stat.iter().rposition(|byte| *byte == b')');
+    let letter = behind.and_then(|at| stat.get(at + 2));
+    matches!(letter, Some(b'T' | b't'))
+}
+
 fn pidfd_by_number(pid: Pid) -> Result<OwnedFd, NoProcess> {
     pidfd_open(pid, PidfdFlags::empty()).map_err(unwatched)
 }
@@ -90,5 +106,32 @@ fn unwatched(errno: Errno) -> NoProcess {
     match errno {
         Errno::SRCH => NoProcess::Ended,
         _ => NoProcess::Refused(format!("process of the peer cannot be watched: {errno}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_is_told_from_one_that_runs() {
+        let mut command = Command::new("sleep");
+        let child = command.arg("60").stdin(Stdio::null()).spawn();
+        let mut child = child.unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        assert!(!is_stopped(pid));
+        kill_process(pid, Signal::STOP).unwrap();
+        waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+        assert!(is_stopped(pid));
+        kill_process(pid, Signal::CONT).unwrap();
+        waitpid(Some(pid), WaitOptions::CONTINUED).unwrap();
+        assert!(!is_stopped(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_stopped(pid), "it is gone");
     }
 }

@@ -62,6 +62,7 @@ impl Reach for Mapped {
                     unsafe { copy_slots(&pool.local, &remote, slots, is_read) };
                     let begin = done;
                     done += slots.len() as u64;
+                    op.landing.moved((slots.len() * remote.slot_bytes) as u64);
                     op.landing.landed(begin..done);
                 }
             }

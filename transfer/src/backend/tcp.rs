@@ -37,7 +37,8 @@ use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::{OpId, PeerId};
 use crate::mem::iovec::{Held, RawVectors};
 use crate::mem::span::SlotRun;
-use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
+use crate::stall::StallCause;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::visibility::Visibility;
 
 /// Code of a refusal whose reason the engine gave.
@@ -81,6 +82,8 @@ pub(crate) struct TcpLink {
 struct Shared {
     channel: Channel,
     reads: Reads,
+    /// Of the answers to reads of the peer.
+    served_bytes: AtomicU64,
     /// The receive thread will not touch memory again.
     is_past: AtomicBool,
 }
@@ -92,6 +95,7 @@ impl TcpLink {
             shared: Arc::new(Shared {
                 channel,
                 reads: Reads::new(),
+                served_bytes: AtomicU64::new(0),
                 is_past: AtomicBool::new(false),
             }),
             receiver: Receiver::new(),
@@ -153,7 +157,7 @@ impl Shared {
                     arrival,
                 );
             };
-            sender.send_payload(frame, op, part.local)?;
+            sender.send_payload(frame, op, part.local, |bytes| op.landing.moved(bytes))?;
         }
         Ok(Posted::Pending)
     }
@@ -218,7 +222,9 @@ impl Link for TcpLink {
                 let head = |words: &mut Vec<u8>| {
                     wire::append_data(words, request.id, request.payload_bytes);
                 };
-                sender.send_payload(head, &source, &source.runs)
+                let served = &self.shared.served_bytes;
+                let moved = |bytes| _ = served.fetch_add(bytes, Ordering::Relaxed);
+                sender.send_payload(head, &source, &source.runs, moved)
             }
             Err(refusal) => sender.send(|words| wire::append_no_data(words, request.id, &refusal)),
         }
@@ -239,6 +245,17 @@ impl Link for TcpLink {
     fn send_progress(&self, counter: u64) -> Result<(), Error> {
         let frame = |words: &mut Vec<u8>| wire::append_progress(words, counter);
         self.shared.channel.send(frame)
+    }
+
+    fn stalled_on(&self, _op: &PostedOp) -> StallCause {
+        match self.shared.channel.takes_bytes() {
+            true => StallCause::NotAnswered,
+            false => StallCause::SocketFull,
+        }
+    }
+
+    fn activity(&self) -> u64 {
+        self.shared.served_bytes.load(Ordering::Relaxed)
     }
 
     fn quiesce(&self) -> Quiesce {
@@ -353,7 +370,7 @@ impl Incoming<'_> {
         }
         if self.refused.is_none() {
             match self.resolve(&head) {
-                Ok(resolved) => self.apply(&resolved, &resolved.runs, reader)?,
+                Ok(resolved) => self.apply(&resolved, &resolved.runs, reader, |_| {})?,
                 Err(refusal) => self.refused = Some((head.op, refusal)),
             }
         }
@@ -413,7 +430,8 @@ impl Incoming<'_> {
         if asked.payload_bytes != payload_bytes {
             return Err(bad_value("payload_bytes", payload_bytes));
         }
-        self.apply(&asked, &asked.local, reader)?;
+        let moved = |bytes| asked.landing.moved(bytes);
+        self.apply(&asked, &asked.local, reader, moved)?;
         asked.landing.landed(asked.slots);
         self.answered(asked.op, Ok(()));
         Ok(())
@@ -444,16 +462,18 @@ impl Incoming<'_> {
         self.events.completed(self.peer, op, Err(error));
     }
 
-    /// Reads payload into slots that `held_by` keeps.
+    /// Reads payload into slots that `held_by` keeps; `moved` hears how many bytes have come.
     fn apply(
         &mut self,
         held_by: &impl Held,
         runs: &[SlotRun],
         reader: &mut FrameReader,
+        moved: impl Fn(u64),
     ) -> Result<(), StreamEnd> {
         let mut payload = self.vectors.scatter(held_by, runs);
         let ahead = payload.copy_from(reader.ahead());
         reader.consume(ahead);
+        moved(ahead as u64);
         let socket = &self.channel.socket;
         while payload.left_bytes() > 0 {
             if self.bounds.is_stopped() {
@@ -461,7 +481,8 @@ impl Incoming<'_> {
             }
             match payload.receive(socket) {
                 Ok(0) => return Err(StreamEnd::Cut),
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(count) => moved(count as u64),
+                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     socket.wait(PollFlags::IN, self.bounds)?;
                 }

@@ -22,7 +22,7 @@ use crate::{
     backend::PostedOp,
     barrier::waiters::Waiters,
     deadline::Deadline,
-    engine::{Engine, Op, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding},
+    engine::{Engine, Op, peer::RemoteHold, queue::OpSlot, quiesce::Outstanding, stalls::Watch},
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
     landed::{Landed, SlotState},
@@ -75,6 +75,7 @@ pub(crate) struct Operation {
     pub(crate) posted: PostedOp,
     pub(crate) descriptor_count: u64,
     pub(crate) posted_at: Instant,
+    pub(crate) watch: Watch,
     phase: Waiters<Phase>,
     #[cfg(all(feature = "fault-injection", not(kv_loom)))]
     pub(crate) hold: Option<Arc<crate::fault::HoldGate>>,
@@ -105,10 +106,16 @@ impl Operation {
             posted,
             descriptor_count,
             posted_at: Instant::now(),
+            watch: Watch::default(),
             phase: Waiters::new(phase),
             #[cfg(all(feature = "fault-injection", not(kv_loom)))]
             hold,
         }
+    }
+
+    /// Bytes that the transport has taken or brought, without what it puts around them.
+    pub(crate) fn bytes_moved(&self) -> u64 {
+        self.posted.landing.moved_bytes().min(self.posted.bytes)
     }
 
     /// Whether the peer is told of its end: by a write with an arrival.

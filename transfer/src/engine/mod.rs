@@ -20,6 +20,7 @@ pub(crate) mod regions;
 #[allow(clippy::unwrap_used)]
 mod seam_tests;
 mod shutdown;
+pub(crate) mod stalls;
 mod status;
 mod worker;
 
@@ -83,6 +84,7 @@ pub(crate) struct Engine {
     next_op: AtomicU64,
     progress: Mutex<ProgressClock>,
     is_stopping: AtomicBool,
+    stalls: stalls::Stalls,
     workers: Waiters<WorkerSet>,
     at_shutdown: Mutex<Vec<ShutdownHook>>,
 }
@@ -154,6 +156,7 @@ impl Engine {
             next_op: AtomicU64::new(0),
             progress: Mutex::new(ProgressClock::default()),
             is_stopping: AtomicBool::new(false),
+            stalls: stalls::Stalls::new(),
             workers: Waiters::new(WorkerSet::default()),
             at_shutdown: Mutex::new(Vec::new()),
         })

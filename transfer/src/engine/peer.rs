@@ -16,7 +16,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::{Incarnation, OpId, PeerId, PoolId, RegionId},
     mem::PoolGeometry,
-    sync::{Arc, AtomicBool, Mutex, Ordering},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering},
     visibility::Visibility,
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Peer {
     in_flight: Mutex<InFlight>,
     regions: Arc<RemoteRegions>,
     last_progress: Mutex<Instant>,
+    /// Items that the worker has taken.
+    steps: AtomicU64,
     /// Set with `in_flight.down`, for whoever holds another lock.
     is_down: AtomicBool,
 }
@@ -109,6 +111,7 @@ impl Peer {
             queue,
             metadata,
             last_progress: Mutex::new(Instant::now()),
+            steps: AtomicU64::new(0),
             is_down: AtomicBool::new(false),
         }
     }
@@ -153,6 +156,15 @@ impl Peer {
 
     pub(crate) fn last_progress(&self) -> Instant {
         *self.last_progress.lock()
+    }
+
+    /// The worker has taken an item.
+    pub(crate) fn step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// Why the connection has ended, and whether the peer may still write.

@@ -49,6 +49,7 @@ impl Engine {
             }
             self.fail_peer(peer, Cause::Shutdown);
         }
+        self.stalls.stop();
         let (running_threads, handles) = self.join_ready(deadline);
         for handle in handles {
             // A worker that panicked has been counted as ended; its panic was reported by the runtime.

@@ -82,6 +82,7 @@ impl Engine {
 /// `None` once it has ended.
 fn of_operation(operation: &Operation) -> Option<TransferStatus> {
     let (state, cause) = operation.standing()?;
+    let stall = operation.watch.stall();
     Some(TransferStatus {
         id: operation.posted.id.0,
         peer: operation.peer.0,
@@ -91,6 +92,9 @@ fn of_operation(operation: &Operation) -> Option<TransferStatus> {
         age_ms: age_ms(operation.posted_at),
         state,
         cause: cause.map(text),
+        bytes_moved: operation.bytes_moved(),
+        stalled_ms: stall.map(|(_, since)| age_ms(since)),
+        stall: stall.map(|(cause, _)| text(cause)),
     })
 }
 

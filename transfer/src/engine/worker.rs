@@ -75,6 +75,7 @@ impl Engine {
 
     /// Executes one item. Errors of a broken link end the connection.
     pub(super) fn execute(&self, peer: &Arc<Peer>, item: Item) {
+        self.note_step(peer);
         let result = match item {
             Item::Operation(operation) => match self.run_operation(peer, operation) {
                 Some(cause) => return self.fail_peer(peer, cause),
@@ -212,6 +213,7 @@ impl Engine {
             self.tell_here(operation, level);
         }
         operation.end(result, || {
+            self.end_watch(operation, level.is_some());
             let Some(level) = level else {
                 return self.count_failed(operation);
             };
@@ -262,6 +264,7 @@ impl Engine {
     pub(super) fn lose(&self, peer: &Peer, operation: Arc<Operation>, cause: Cause) {
         let (op, kind) = (operation.posted.id, operation.posted.op);
         if operation.lose(cause, || add(&self.counters.unknown_transfers, 1)) {
+            self.end_watch(&operation, false);
             self.record(|| Event::OperationUnknown {
                 peer: peer.id,
                 op,

@@ -83,6 +83,10 @@ pub(super) const REPORTS: [Row; 43] = [
                 "transfer/tests/tcp_faults.rs",
                 "a_stopped_connection_ends_nothing_and_goes_on_where_it_was",
             ),
+            (
+                "transfer/tests/stalls.rs",
+                "a_stall_is_said_with_its_cause_and_changes_nothing",
+            ),
         ]),
     ),
     row(

@@ -183,6 +183,7 @@ impl Link for RmaLink {
         let transfer = Transfer {
             is_read: op.op == Op::Read,
             runs: Arc::clone(&op.runs),
+            landing: Arc::clone(&op.landing),
         };
         match self.shared.mover.shared().transfer(transfer)? {
             Moved::All => {}

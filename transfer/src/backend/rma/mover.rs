@@ -24,6 +24,7 @@ use crate::backend::socket::StopSignal;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::ids::RegionId;
+use crate::landed::Landing;
 use crate::mem::Memory;
 use crate::mem::region::Registrar;
 use crate::sync::{Arc, Condvar, Mutex, thread};
@@ -39,6 +40,7 @@ pub(crate) struct LocalKey {
 pub(crate) struct Transfer {
     pub(crate) is_read: bool,
     pub(crate) runs: Arc<RunPairs>,
+    pub(crate) landing: Arc<Landing>,
 }
 
 /// How far a transfer has come.

@@ -283,7 +283,13 @@ fn meanwhile<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> im
 fn transfer(mover: &Mover, runs: Arc<RunPairs>) -> impl FnOnce() -> Result<Moved, Error> {
     let shared = Arc::clone(mover.shared());
     let is_read = true;
-    meanwhile(move || shared.transfer(Transfer { is_read, runs }))
+    let landing = Arc::new(crate::landed::Landing::new(1));
+    let transfer = Transfer {
+        is_read,
+        runs,
+        landing,
+    };
+    meanwhile(move || shared.transfer(transfer))
 }
 
 fn has_let_go(memory: Arc<Memory>) -> bool {

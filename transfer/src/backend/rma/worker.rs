@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use super::mover::{Answer, Command, End, LocalKey, Shared, Transfer};
 use super::requests::{Cursor, Targets};
 use super::{Fabric, Failure};
-use crate::backend::RunPairs;
 use crate::backend::socket::timespec;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
@@ -246,7 +245,7 @@ impl<'a, F: Fabric> Worker<'a, F> {
                 &mut *self.fabric,
                 &self.regions,
                 targets,
-                &running.transfer.runs,
+                &running.transfer,
                 &mut running.cursor,
             )?;
             if running.cursor.is_at_end() {
@@ -307,13 +306,13 @@ fn post<F: Fabric>(
     fabric: &mut F,
     regions: &BTreeMap<RegionId, Registration>,
     targets: &Targets,
-    runs: &RunPairs,
+    transfer: &Transfer,
     cursor: &mut Cursor,
 ) -> Result<bool, Failure> {
     let mut has_moved = false;
     let mut home: Option<(RegionId, usize)> = None;
     while fabric.pending() < WINDOW {
-        let next = cursor.next(runs, targets);
+        let next = cursor.next(&transfer.runs, targets);
         let next = next.map_err(|error| Failure::inside(F::KIND, error.to_string()))?;
         let Some(request) = next else { break };
         let handle = match home {
@@ -328,6 +327,7 @@ fn post<F: Fabric>(
             cursor.put_back(request);
             break;
         }
+        transfer.landing.moved(request.bytes as u64);
         has_moved = true;
     }
     Ok(has_moved)

@@ -82,6 +82,7 @@ pub(super) struct Families {
     transfer_seconds: Timed<OfOp>,
     post_seconds: Timed<OfOp>,
     transfers: Family<OfEnd, Counter>,
+    stalls: Family<OfCause, Counter>,
     back_pressure: Family<OfBackend, Counter>,
     notifications_sent: Family<OfBackend, Counter>,
     notifications_received: Family<OfBackend, Counter>,
@@ -102,6 +103,7 @@ impl Default for Families {
             transfer_seconds: timed(),
             post_seconds: timed(),
             transfers: Family::default(),
+            stalls: Family::default(),
             back_pressure: Family::default(),
             notifications_sent: Family::default(),
             notifications_received: Family::default(),
@@ -146,6 +148,7 @@ series! {
     post_seconds(op: Op, backend: BackendKind) -> Histogram = of_op(op, backend);
     transfers(op: Op, backend: BackendKind, outcome: &'static str) -> Counter =
         OfEnd { op: op_name(op), backend: Shown(backend), outcome };
+    stalls(cause: &'static str) -> Counter = OfCause { cause };
     back_pressure(backend: BackendKind) -> Counter = of(backend);
     notifications_sent(backend: BackendKind) -> Counter = of(backend);
     notifications_received(backend: BackendKind) -> Counter = of(backend);
@@ -173,6 +176,7 @@ impl Families {
             transfer_seconds as "transfer_seconds": "Time from the admission of an operation to its good end",
             post_seconds as "post_seconds": "Time that a caller spent in a post that was admitted",
             transfers as "transfers": "Operations that have ended, by their end",
+            stalls as "stalls": "Times that an operation in flight stood still, by what it waited for",
             back_pressure as "back_pressure": "Posts that were told to try again for want of room",
             notifications_sent as "notifications_sent": "Arrivals that peers were told of by the end of a write",
             notifications_received as "notifications_received": "Arrivals that came in, whatever they were worth",

@@ -154,6 +154,9 @@ impl Recorder for Metrics {
                 };
                 self.families.source_not_ready(cause).inc();
             }
+            Event::Stalled { cause, .. } => {
+                self.families.stalls(cause.name()).inc();
+            }
             Event::Completed {
                 peer,
                 kind,

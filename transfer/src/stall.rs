@@ -1,0 +1,58 @@
+//! Why an operation does not go on, as far as this side can see.
+
+use std::fmt;
+
+use crate::ids::OpId;
+
+/// What an operation that does not go on waits for: the most specific thing that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StallCause {
+    /// The process of the peer is stopped, by a signal or a debugger.
+    PeerStopped,
+    /// The socket or the ring takes no more bytes: the peer, or what lies between, does not read.
+    SocketFull,
+    /// Everything was sent, and the peer has not answered.
+    NotAnswered,
+    /// It has not begun: the worker of the connection is busy with something else.
+    NotBegun,
+    /// It has not begun, or waits in order, behind this operation, which does not go on either.
+    Behind {
+        /// The operation in front.
+        op: OpId,
+    },
+    /// The copy between two processes of this host takes so long.
+    Copy,
+    /// The transport has it and does not say why.
+    Transport,
+}
+
+impl StallCause {
+    /// One word, as a label.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::PeerStopped => "peer_stopped",
+            Self::SocketFull => "socket_full",
+            Self::NotAnswered => "not_answered",
+            Self::NotBegun => "not_begun",
+            Self::Behind { .. } => "behind",
+            Self::Copy => "copy",
+            Self::Transport => "transport",
+        }
+    }
+}
+
+impl fmt::Display for StallCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerStopped => f.write_str("the process of the peer is stopped"),
+            Self::SocketFull => f.write_str("the peer takes nothing from its socket or ring"),
+            Self::NotAnswered => f.write_str("the peer does not answer"),
+            Self::NotBegun => f.write_str("the worker is busy with something else"),
+            Self::Behind { op } => write!(f, "behind operation {op}"),
+            Self::Copy => f.write_str("the copy is not over"),
+            Self::Transport => f.write_str("the transport does not say why"),
+        }
+    }
+}
