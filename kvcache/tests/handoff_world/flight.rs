@@ -21,7 +21,8 @@ pub struct Flight {
     pub writers: Vec<Writer>,
     /// A proof is missing.
     pub is_kept: bool,
-    is_parked: bool,
+    /// Its slots lie in the pools until then.
+    pub is_parked: bool,
     tokens: u32,
     content: u32,
     table: BlockTable,
