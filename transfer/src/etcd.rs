@@ -279,8 +279,7 @@ impl Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        self.shared.state.lock().is_ending = true;
-        self.shared.changed.notify_all();
+        self.shared.end();
         if let Some(keeper) = self.keeper.take() {
             // A panic of the thread was reported by its own hook.
             let _ = keeper.join();
@@ -301,6 +300,12 @@ impl Shared {
             self.state.lock().failure = renewed.err();
         }
         entry.revoke(&lease);
+    }
+
+    fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_ending = true;
+        self.changed.notify_all();
     }
 
     /// Waits for `interval`; `true` when the publication ends.

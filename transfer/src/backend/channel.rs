@@ -322,7 +322,8 @@ struct Ending(Arc<Thread>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.state.lock().is_running = false;
+        let mut state = self.0.state.lock();
+        state.is_running = false;
         self.0.ended.notify_all();
     }
 }
@@ -345,9 +346,10 @@ impl Receiver {
         if state.is_closed {
             return Err(ErrorKind::Closed.into());
         }
-        let ending = Ending(Arc::clone(&self.0));
+        let shared = Arc::clone(&self.0);
         let spawned = thread::Builder::new().name(name).spawn(move || {
-            let _ending = ending;
+            // Made here: a body that never runs is dropped under the lock.
+            let _ending = Ending(shared);
             body();
         });
         let handle = spawned.map_err(|error| {
