@@ -4,8 +4,6 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::*;
 use kvgate_kvcache::canary::{Provenance, ProvenanceTable, VerifyMode, ViolationKind};
 use kvgate_kvcache::*;
@@ -281,20 +279,7 @@ fn the_append_right_is_one_and_of_one_flight() {
 
 /// A pair whose schema has a draft block.
 fn drafting_pair() -> Pair {
-    let geometry = V4Geometry {
-        layer_ratios: vec![0, 4],
-        head_dim: 16,
-        rope_dim: 4,
-        index_head_dim: 8,
-        drafting: true,
-        ..V4Geometry::flash()
-    };
-    let formats = Formats {
-        latent: LatentFormat::F32,
-        index_k: IndexKFormat::F32,
-        window_page: WindowPage::P64,
-    };
-    let schema = Arc::new(CacheSchema::deepseek_v4(&geometry, &formats).unwrap());
+    let schema = schema_of(vec![0, 4], true);
     let config = PoolConfig {
         pages: 4,
         windows: 4,

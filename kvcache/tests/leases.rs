@@ -1,29 +1,11 @@
 //! Leases over real pools: reservation, rows through views, the end of a lease.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::sync::Arc;
+mod common;
 
-use kvgate_kvcache::{
-    CacheSchema, Component, ErrorKind, Formats, IndexKFormat, LatentFormat, LayerId, PoolConfig,
-    PoolSet, Room, V4Geometry, WindowPage,
-};
+use common::small_schema;
+use kvgate_kvcache::{Component, ErrorKind, LayerId, PoolConfig, PoolSet, Room};
 use kvgate_transfer::{Deadline, MemoryKind};
-
-fn small_schema() -> Arc<CacheSchema> {
-    let geometry = V4Geometry {
-        layer_ratios: vec![0, 4, 128],
-        head_dim: 16,
-        rope_dim: 4,
-        index_head_dim: 8,
-        ..V4Geometry::flash()
-    };
-    let formats = Formats {
-        latent: LatentFormat::F32,
-        index_k: IndexKFormat::F32,
-        window_page: WindowPage::P64,
-    };
-    Arc::new(CacheSchema::deepseek_v4(&geometry, &formats).unwrap())
-}
 
 fn pools(pages: u32, windows: u32, requests: u32) -> PoolSet {
     let config = PoolConfig {

@@ -16,7 +16,7 @@ mod link;
 pub use bytes_of_pages::Cell;
 pub use cache::{flight, plan, pools};
 pub use direct::DirectLink;
-pub use link::{ModelLink, model_peer};
+pub use link::{ModelLink, model_peer, model_region};
 
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{

@@ -4,8 +4,8 @@ use kvgate_transfer::ModelPeer;
 use kvgate_transfer::backend::{Access, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce};
 use kvgate_transfer::sync::{Arc, Mutex};
 use kvgate_transfer::{
-    Arrival, BackendKind, Cause, ChunkId, Epoch, Error, Incarnation, PeerId, PoolGeometry, PoolId,
-    StageId, Visibility,
+    Agent, Arrival, BackendKind, Cause, ChunkId, Epoch, Error, Incarnation, Memory, MemoryRegion,
+    PeerId, PoolGeometry, PoolId, StageId, Visibility,
 };
 
 type OnPost = Box<dyn Fn(&PostedOp) -> Result<Posted, Error> + Send + Sync>;
@@ -124,17 +124,31 @@ impl Link for Handle {
     }
 }
 
-/// A peer with one pool of four slots of 16 bytes.
-pub fn model_peer(incarnation: u128) -> ModelPeer {
-    let geometry = PoolGeometry {
+/// Four slots of 16 bytes.
+fn four_slots() -> PoolGeometry {
+    PoolGeometry {
         offset_bytes: 0,
         stride_bytes: 16,
         slot_bytes: 16,
         slot_count: 4,
-    };
+    }
+}
+
+/// One pool of four slots of 16 bytes, registered with `agent`.
+///
+/// # Panics
+/// When the agent takes none any more.
+pub fn model_region(agent: &Agent) -> MemoryRegion {
+    let memory = Memory::host(64).expect("64 bytes");
+    let region = agent.register(Arc::new(memory), &[four_slots()]);
+    region.expect("an agent that is not shut down")
+}
+
+/// A peer with one pool of four slots of 16 bytes.
+pub fn model_peer(incarnation: u128) -> ModelPeer {
     ModelPeer {
         name: "peer".to_owned(),
         incarnation: Incarnation(incarnation),
-        pools: vec![(PoolId(0), geometry)],
+        pools: vec![(PoolId(0), four_slots())],
     }
 }

@@ -2,11 +2,11 @@
 #![cfg(kv_loom)]
 #![allow(clippy::unwrap_used)]
 
-use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, still_agent};
+use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, model_region, still_agent};
 use kvgate_transfer::sync::{Arc, AtomicU32, Ordering, thread};
 use kvgate_transfer::{
-    Agent, DescriptorList, Epoch, FlightLedger, Incarnation, Memory, MemoryRegion, Op, PeerId,
-    PoolGeometry, PoolId, PostOptions, SourceReady, Status, TransferHandle,
+    Agent, DescriptorList, Epoch, FlightLedger, Incarnation, MemoryRegion, Op, PeerId, PoolId,
+    PostOptions, SourceReady, Status, TransferHandle,
 };
 
 /// Counts how often the source was given back.
@@ -30,14 +30,7 @@ struct Sender {
 fn sender() -> Sender {
     let agent = still_agent("prefill");
     let link = DirectLink::new();
-    let geometry = PoolGeometry {
-        offset_bytes: 0,
-        stride_bytes: 16,
-        slot_bytes: 16,
-        slot_count: 4,
-    };
-    let memory = Memory::host(64).expect("64 bytes");
-    let region = agent.register(Arc::new(memory), &[geometry]).unwrap();
+    let region = model_region(&agent);
     let peer = agent
         .attach_link(DirectLink::object(&link), &model_peer(1))
         .unwrap();

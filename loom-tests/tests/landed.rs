@@ -2,12 +2,11 @@
 #![cfg(kv_loom)]
 #![allow(clippy::unwrap_used)]
 
-use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, still_agent};
+use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, model_region, still_agent};
 use kvgate_transfer::backend::Posted;
 use kvgate_transfer::sync::{Arc, thread};
 use kvgate_transfer::{
-    DescriptorList, Incarnation, Memory, Op, PoolGeometry, PoolId, PostOptions, SlotState,
-    SourceReady, Status,
+    DescriptorList, Incarnation, Op, PoolId, PostOptions, SlotState, SourceReady, Status,
 };
 
 /// The peer is lost while a write of three slots is under way: the first has landed, the second
@@ -30,14 +29,7 @@ fn nothing_unknown_is_said_to_be_known() {
         let peer = agent
             .attach_link(ModelLink::object(&link), &model_peer(1))
             .unwrap();
-        let geometry = PoolGeometry {
-            offset_bytes: 0,
-            stride_bytes: 16,
-            slot_bytes: 16,
-            slot_count: 4,
-        };
-        let memory = Memory::host(64).expect("64 bytes");
-        let region = agent.register(Arc::new(memory), &[geometry]).unwrap();
+        let region = model_region(&agent);
         let (mut local, mut remote) = (
             DescriptorList::new(),
             DescriptorList::remote(Incarnation(1)),

@@ -2,24 +2,13 @@
 #![cfg(kv_loom)]
 #![allow(clippy::unwrap_used)]
 
-use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, still_agent};
+use kvgate_loom_tests::{Cell, ModelLink, deadline, model, model_peer, model_region, still_agent};
 use kvgate_transfer::backend::Posted;
 use kvgate_transfer::sync::{Arc, AtomicU32, Ordering, thread};
 use kvgate_transfer::{
-    Agent, DescriptorList, Incarnation, Memory, MemoryRegion, Op, PeerId, PoolGeometry, PoolId,
-    PostOptions, PreparedTransfer, SourceReady, Status, TransferHandle, Visibility,
+    Agent, DescriptorList, Incarnation, MemoryRegion, Op, PeerId, PoolId, PostOptions,
+    PreparedTransfer, SourceReady, Status, TransferHandle, Visibility,
 };
-
-fn region(agent: &Agent) -> MemoryRegion {
-    let geometry = PoolGeometry {
-        offset_bytes: 0,
-        stride_bytes: 16,
-        slot_bytes: 16,
-        slot_count: 4,
-    };
-    let memory = Memory::host(64).expect("64 bytes");
-    agent.register(Arc::new(memory), &[geometry]).unwrap()
-}
 
 fn prepared(agent: &Agent, region: &MemoryRegion, peer: PeerId) -> PreparedTransfer {
     let (mut local, mut remote) = (
@@ -53,7 +42,7 @@ fn closing_waits_for_the_operation() {
         let peer = agent
             .attach_link(ModelLink::object(&link), &model_peer(1))
             .unwrap();
-        let region = region(&agent);
+        let region = model_region(&agent);
         let transfer = prepared(&agent, &region, peer);
         let handle = post(&agent, &transfer, PostOptions::default());
         drop(transfer);
@@ -97,7 +86,7 @@ fn a_cancel_races_with_the_worker() {
         let peer = agent
             .attach_link(ModelLink::object(&link), &model_peer(1))
             .unwrap();
-        let region = region(&agent);
+        let region = model_region(&agent);
         let transfer = prepared(&agent, &region, peer);
         let given_back = Arc::new(AtomicU32::new(0));
         let keepalive = Source(given_back.clone(), memory);

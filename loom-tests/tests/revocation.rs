@@ -2,28 +2,16 @@
 #![cfg(kv_loom)]
 #![allow(clippy::unwrap_used)]
 
-use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, still_agent};
+use kvgate_loom_tests::{Cell, DirectLink, deadline, model, model_peer, model_region, still_agent};
 use kvgate_transfer::backend::RemoteRun;
 use kvgate_transfer::sync::{Arc, thread};
 use kvgate_transfer::{
-    Agent, DescriptorList, Incarnation, Memory, MemoryRegion, Op, PoolGeometry, PoolId,
-    PostOptions, SourceReady,
+    Agent, DescriptorList, Incarnation, MemoryRegion, Op, PoolId, PostOptions, SourceReady,
 };
 
 /// First byte of the frames "let go of a region" and "I have": docs/wire.md.
 const REVOKE: u8 = 1;
 const REVOKE_ACK: u8 = 2;
-
-fn region(agent: &Agent) -> MemoryRegion {
-    let geometry = PoolGeometry {
-        offset_bytes: 0,
-        stride_bytes: 16,
-        slot_bytes: 16,
-        slot_count: 4,
-    };
-    let memory = Memory::host(64).expect("64 bytes");
-    agent.register(Arc::new(memory), &[geometry]).unwrap()
-}
 
 fn close(region: MemoryRegion) {
     let closed = region.close(deadline());
@@ -36,7 +24,7 @@ fn closing_waits_for_the_answer_of_the_peer() {
     model("closing_waits_for_the_answer_of_the_peer", || {
         let agent = Agent::builder("decode").build().unwrap();
         let link = DirectLink::new();
-        let region = region(&agent);
+        let region = model_region(&agent);
         agent
             .attach_link(DirectLink::object(&link), &model_peer(1))
             .unwrap();
@@ -64,7 +52,7 @@ fn a_proven_death_is_an_answer() {
     model("a_proven_death_is_an_answer", || {
         let agent = still_agent("decode");
         let link = DirectLink::new();
-        let region = region(&agent);
+        let region = model_region(&agent);
         agent
             .attach_link(DirectLink::object(&link), &model_peer(1))
             .unwrap();
@@ -89,7 +77,7 @@ fn closing_waits_for_a_write_that_is_applied() {
     model("closing_waits_for_a_write_that_is_applied", || {
         let agent = still_agent("decode");
         let link = DirectLink::new();
-        let region = region(&agent);
+        let region = model_region(&agent);
         let pool = region.pools()[0];
         let memory = Arc::new(Cell::new());
         agent
@@ -126,7 +114,7 @@ fn the_answer_comes_after_the_operation() {
     model("the_answer_comes_after_the_operation", || {
         let agent = still_agent("prefill");
         let link = DirectLink::new();
-        let region = region(&agent);
+        let region = model_region(&agent);
         let peer = agent
             .attach_link(DirectLink::object(&link), &model_peer(1))
             .unwrap();

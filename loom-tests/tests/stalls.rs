@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use kvgate_loom_tests::{DirectLink, deadline, model, model_peer, watched_agent};
+use kvgate_loom_tests::{DirectLink, deadline, model, model_peer, model_region, watched_agent};
 use kvgate_transfer::sync::{Arc, Mutex, thread};
 use kvgate_transfer::{
-    Agent, DescriptorList, Event, Incarnation, Memory, MemoryRegion, Op, PeerId, PoolGeometry,
-    PoolId, PostOptions, PreparedTransfer, Recorder, SourceReady, Status, TransferHandle,
+    Agent, DescriptorList, Event, Incarnation, MemoryRegion, Op, PeerId, PoolId, PostOptions,
+    PreparedTransfer, Recorder, SourceReady, Status, TransferHandle,
 };
 
 /// Longer than `stall_ms` of the agent.
@@ -39,14 +39,7 @@ fn sender(agent: Agent) -> Sender {
     let peer = agent
         .attach_link(DirectLink::object(&link), &model_peer(1))
         .unwrap();
-    let geometry = PoolGeometry {
-        offset_bytes: 0,
-        stride_bytes: 16,
-        slot_bytes: 16,
-        slot_count: 4,
-    };
-    let memory = Memory::host(64).expect("64 bytes");
-    let region = agent.register(Arc::new(memory), &[geometry]).unwrap();
+    let region = model_region(&agent);
     Sender {
         agent,
         link,

@@ -14,11 +14,17 @@ pub fn deadline() -> Deadline {
 
 /// Three layers of small f32 rows: window only, ratio 4, ratio 128.
 pub fn small_schema() -> Arc<CacheSchema> {
+    schema_of(vec![0, 4, 128], false)
+}
+
+/// Small f32 rows in a layer for each ratio.
+pub fn schema_of(layer_ratios: Vec<u32>, drafting: bool) -> Arc<CacheSchema> {
     let geometry = V4Geometry {
-        layer_ratios: vec![0, 4, 128],
+        layer_ratios,
         head_dim: 16,
         rope_dim: 4,
         index_head_dim: 8,
+        drafting,
         ..V4Geometry::flash()
     };
     let formats = Formats {

@@ -20,6 +20,8 @@ use kvgate_transfer::{
     PeerId, PoolId, PostOptions, Side, SourceReady, TransferHandle, WriterRank,
 };
 
+use crate::common::schema_of;
+
 /// Long enough for a busy machine; nothing waits for it to pass.
 pub fn patience() -> Deadline {
     Deadline::after_ms(20_000)
@@ -62,20 +64,7 @@ impl Shape {
     }
 
     pub fn schema(&self) -> Arc<CacheSchema> {
-        let geometry = V4Geometry {
-            layer_ratios: self.ratios.clone(),
-            head_dim: 16,
-            rope_dim: 4,
-            index_head_dim: 8,
-            drafting: self.drafting,
-            ..V4Geometry::flash()
-        };
-        let formats = Formats {
-            latent: LatentFormat::F32,
-            index_k: IndexKFormat::F32,
-            window_page: WindowPage::P64,
-        };
-        Arc::new(CacheSchema::deepseek_v4(&geometry, &formats).unwrap())
+        schema_of(self.ratios.clone(), self.drafting)
     }
 }
 
