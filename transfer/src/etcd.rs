@@ -226,7 +226,8 @@ impl Entry {
     }
 }
 
-/// An entry of the directory that stays as long as this.
+/// An entry of the directory that stays as long as this. Dropping it takes the entry back, and blocks for that:
+/// for the rest of a renewal that is under way (5 s at most), and for a second.
 #[must_use = "the entry goes when this is dropped"]
 pub struct Publication {
     shared: Arc<Shared>,

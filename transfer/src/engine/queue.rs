@@ -309,11 +309,11 @@ impl Queue {
         })
     }
 
-    /// Blocks until every frame was taken by the worker, or the queue is closed; `false` at the deadline.
+    /// Blocks until nothing is queued, executed or under way, or the queue is closed; `false` at the deadline.
     pub(crate) fn wait_drained(&self, deadline: Deadline) -> bool {
         let drained = |state: &mut State| {
-            (state.closed.is_some() || (state.items.is_empty() && state.op_count == 0))
-                .then_some(())
+            let is_idle = !state.is_taken && !state.has_work() && state.op_count == 0;
+            (state.closed.is_some() || is_idle).then_some(())
         };
         self.wait_for_room(deadline, drained).is_some()
     }
@@ -536,6 +536,16 @@ mod tests {
         assert!(matches!(queue.try_next(), Some(Item::Broken(_))));
         queue.close(Cause::Shutdown);
         assert!(queue.try_turn().is_none());
+    }
+
+    #[test]
+    fn what_is_being_sent_has_not_been_sent() {
+        let queue = Queue::new(PeerId(1), 1, 1);
+        queue.push_frame(vec![1]).unwrap();
+        let (_, turn) = queue.next().unwrap();
+        assert!(!queue.wait_drained(Deadline::now()));
+        drop(turn);
+        assert!(queue.wait_drained(Deadline::now()));
     }
 
     #[test]

@@ -164,8 +164,9 @@ impl Engine {
             may_start && !std::mem::replace(&mut state.is_running, true)
         });
         if must_start && Self::start_watching(this).is_err() {
-            // Without the thread everything goes on, and nobody says when it does not.
+            // Without the thread everything goes on, and nobody says when it does not; the next post tries again.
             stalls.state.with(|state| state.is_running = false);
+            stalls.is_looking.store(false, Ordering::Release);
         }
     }
 
