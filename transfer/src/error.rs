@@ -523,6 +523,15 @@ pub enum Cause {
     UnknownStage(StageId),
 }
 
+impl Cause {
+    /// The connection is of no use because of `error`.
+    pub(crate) fn lost(error: &Error) -> Self {
+        Self::PeerLost {
+            reason: error.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

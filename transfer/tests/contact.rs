@@ -101,22 +101,38 @@ fn an_agent_with_private_memory_lists_no_mapping() {
     assert!(matches!(error.kind(), ErrorKind::NoPath { .. }), "{error}");
 }
 
+/// It was told where the memory of this side is, so it is a peer until it has let go.
 #[test]
-fn another_life_at_the_address_is_refused() {
-    let ((a, _a), (b, _b)) = (shared("life-a"), shared("life-b"));
-    let [tcp, ..] = names("life");
-    b.listen(&tcp).unwrap();
-    let contact = told(&b);
-    let expected = Incarnation(contact.incarnation.0 ^ 1);
-    let former = Contact {
-        incarnation: expected,
-        ..contact.clone()
-    };
-    let error = a.connect_to(&former, PathChoice::Auto, soon()).unwrap_err();
-    let found = contact.incarnation;
-    assert_eq!(
-        *error.kind(),
-        ErrorKind::IncarnationMismatch { expected, found }
-    );
-    a.connect_to(&contact, PathChoice::Auto, soon()).unwrap();
+fn another_life_at_the_address_is_refused_and_its_end_is_proven() {
+    for backend in [BackendKind::Tcp, BackendKind::Shm] {
+        let ((a, region), (b, _b)) = (shared("life-a"), shared("life-b"));
+        for address in names("life") {
+            b.listen(&address).unwrap();
+        }
+        let contact = told(&b);
+        let found = contact.incarnation;
+        let expected = Incarnation(found.0 ^ 1);
+        let former = Contact {
+            incarnation: expected,
+            ..contact.clone()
+        };
+        let only = PathChoice::Only(backend);
+        let error = a.connect_to(&former, only, soon()).unwrap_err();
+        assert_eq!(
+            *error.kind(),
+            ErrorKind::IncarnationMismatch { expected, found }
+        );
+        let Some(AgentEvent::PeerUp { peer }) = a.next_event(soon()) else {
+            panic!("no beginning")
+        };
+        let end = AgentEvent::PeerDown {
+            peer,
+            cause: Cause::PeerRestarted,
+            is_proven: true,
+        };
+        assert_eq!(a.next_event(soon()), Some(end), "{backend}");
+        a.connect_to(&contact, only, soon()).unwrap();
+        drop(b);
+        region.close(soon()).map_err(|(_, error)| error).unwrap();
+    }
 }

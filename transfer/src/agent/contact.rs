@@ -243,7 +243,7 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorKind::NoPath`] with what was tried and why each did not do (retryable);
-    /// [`ErrorKind::IncarnationMismatch`] when another life of the agent answers there;
+    /// [`ErrorKind::IncarnationMismatch`] when another life answers there, whose connection comes and ends as events;
     /// [`ErrorKind::VersionMismatch`], [`ErrorKind::DeadlineExceeded`] and [`ErrorKind::Closed`], all of which
     /// end the search; [`ErrorKind::InvalidArgument`] for the contact of this agent.
     pub fn connect_to(
@@ -277,8 +277,8 @@ impl Agent {
         let (worth, passed_over) =
             contact.candidates(HostId::here(), has_private_memory(self.engine()), way);
         for address in worth {
-            let connected =
-                links::connect_to_life(self.engine(), address, contact.incarnation, deadline);
+            let life = Some(contact.incarnation);
+            let connected = links::connect(self.engine(), address, life, deadline);
             let error = match connected {
                 Ok(peer) => return Ok(peer),
                 Err(error) => error,

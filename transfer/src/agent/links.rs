@@ -8,7 +8,7 @@ use crate::{
     },
     deadline::Deadline,
     engine::{Described, Engine},
-    error::{Error, ErrorKind},
+    error::{Cause, Error, ErrorKind},
     ids::{Incarnation, PeerId},
     obs::RefusedField,
     sync::Arc,
@@ -28,25 +28,12 @@ pub(crate) fn listen(engine: &Arc<Engine>, address: &Address) -> Result<Address,
     Ok(bound)
 }
 
-/// Connects and takes the link into service.
+/// Connects and takes the link into service. Another life than the `expected` one is a peer for a moment, and
+/// ends as every peer does: it has been told where this side's memory is (I-21).
 pub(crate) fn connect(
     engine: &Arc<Engine>,
     address: &Address,
-    deadline: Deadline,
-) -> Result<PeerId, Error> {
-    if engine.is_stopping() {
-        return Err(ErrorKind::Closed.into());
-    }
-    let host = EngineHost(engine.clone());
-    let established = net::connect(address, deadline, &host)?;
-    host.attach(established)
-}
-
-/// [`connect`], if the peer is the life that is expected there; another one learns that the connection ended.
-pub(crate) fn connect_to_life(
-    engine: &Arc<Engine>,
-    address: &Address,
-    expected: Incarnation,
+    expected: Option<Incarnation>,
     deadline: Deadline,
 ) -> Result<PeerId, Error> {
     if engine.is_stopping() {
@@ -55,11 +42,14 @@ pub(crate) fn connect_to_life(
     let host = EngineHost(engine.clone());
     let established = net::connect(address, deadline, &host)?;
     let found = established.metadata.incarnation;
-    if found != expected {
-        established.link.close();
-        return Err(ErrorKind::IncarnationMismatch { expected, found }.into());
+    let peer = host.attach(established)?;
+    match expected {
+        Some(expected) if expected != found => {
+            engine.drop_peer(peer, Cause::PeerRestarted);
+            Err(ErrorKind::IncarnationMismatch { expected, found }.into())
+        }
+        _ => Ok(peer),
     }
-    host.attach(established)
 }
 
 impl EngineHost {

@@ -307,7 +307,7 @@ impl Agent {
     /// [`ErrorKind::Closed`].
     #[cfg(not(kv_loom))]
     pub fn connect(&self, address: &Address, deadline: Deadline) -> Result<PeerId, Error> {
-        links::connect(self.engine(), address, deadline)
+        links::connect(self.engine(), address, None, deadline)
     }
 
     /// Connects two agents of this process. Returns the number of `b` as `a` sees it, and of `a` as `b`

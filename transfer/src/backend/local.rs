@@ -60,7 +60,7 @@ pub(crate) fn connect(a: &Arc<Engine>, b: &Arc<Engine>) -> Result<(PeerId, PeerI
     let link = |side| arc_dyn!(LocalLink { pair: pair.clone(), side } => dyn Link);
     let b_as_seen_by_a = Engine::attach(a, link(0), told_b.metadata.clone(), &told_a)?;
     let a_as_seen_by_b = Engine::attach(b, link(1), told_a.metadata.clone(), &told_b)
-        .inspect_err(|error| a.drop_peer(b_as_seen_by_a, error))?;
+        .inspect_err(|error| a.drop_peer(b_as_seen_by_a, Cause::lost(error)))?;
     Ok((b_as_seen_by_a, a_as_seen_by_b))
 }
 

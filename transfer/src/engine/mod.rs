@@ -253,12 +253,7 @@ impl Engine {
                 .start(id, arc_dyn!(EngineEvents(this.clone()) => dyn LinkEvents))
         });
         if let Err(error) = started {
-            this.fail_peer(
-                &peer,
-                Cause::PeerLost {
-                    reason: error.to_string(),
-                },
-            );
+            this.fail_peer(&peer, Cause::lost(&error));
             return Err(error);
         }
         // A shutdown that began meanwhile has not seen this peer.
@@ -269,16 +264,11 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a connection whose other half could not be made.
+    /// Ends a connection that is not to be used.
     #[cfg(not(kv_loom))]
-    pub(crate) fn drop_peer(&self, id: PeerId, error: &Error) {
+    pub(crate) fn drop_peer(&self, id: PeerId, cause: Cause) {
         if let Ok(peer) = self.peer(id) {
-            self.fail_peer(
-                &peer,
-                Cause::PeerLost {
-                    reason: error.to_string(),
-                },
-            );
+            self.fail_peer(&peer, cause);
         }
     }
 

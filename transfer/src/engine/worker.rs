@@ -93,12 +93,7 @@ impl Engine {
             Item::Forged(arrival, level) => peer.link.announce(&arrival, level),
         };
         if let Err(error) = result {
-            self.fail_peer(
-                peer,
-                Cause::PeerLost {
-                    reason: error.to_string(),
-                },
-            );
+            self.fail_peer(peer, Cause::lost(&error));
         }
     }
 
@@ -167,9 +162,7 @@ impl Engine {
         };
         let broken = match &result {
             Some(Err(error)) if matches!(error.kind(), ErrorKind::PeerLost { .. }) => {
-                Some(Cause::PeerLost {
-                    reason: error.to_string(),
-                })
+                Some(Cause::lost(error))
             }
             _ => None,
         };

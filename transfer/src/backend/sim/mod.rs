@@ -165,7 +165,7 @@ impl SimNet {
         let link = |end| arc_dyn!(SimLink { net: self.net.clone(), end } => dyn Link);
         let b_at_a = Engine::attach(a, link(first), told_b.metadata.clone(), &told_a)?;
         let a_at_b = Engine::attach(b, link(first + 1), told_a.metadata.clone(), &told_b)
-            .inspect_err(|error| a.drop_peer(b_at_a, error))?;
+            .inspect_err(|error| a.drop_peer(b_at_a, Cause::lost(error)))?;
         Ok((b_at_a, a_at_b))
     }
 
