@@ -147,6 +147,13 @@ pub enum ErrorKind {
     AlreadyArmed,
     /// The transfer crate refused; the source says why.
     Transfer,
+    /// The salt of a namespace is too long.
+    SaltTooLong {
+        /// Bytes of the salt.
+        salt_bytes: u64,
+        /// Bytes that are allowed.
+        limit_bytes: u64,
+    },
     /// A value of a request that cannot be served.
     InvalidRequest {
         /// What was asked.
@@ -333,6 +340,13 @@ impl fmt::Display for ErrorKind {
             ),
             ErrorKind::AlreadyArmed => f.write_str("the flight is armed already"),
             ErrorKind::Transfer => f.write_str("transfer"),
+            ErrorKind::SaltTooLong {
+                salt_bytes,
+                limit_bytes,
+            } => write!(
+                f,
+                "the salt has {salt_bytes} bytes, at most {limit_bytes} are allowed"
+            ),
             ErrorKind::InvalidRequest {
                 field,
                 value,

@@ -115,6 +115,7 @@ pub mod fault;
 pub mod fingerprint;
 pub mod geometry;
 pub mod handoff;
+pub mod identity;
 pub mod ids;
 pub mod layout;
 pub mod lease;

@@ -11,7 +11,6 @@
 //! **What is protected by what.** One mutex guards the tree. **Lock order.** It comes before every
 //! other lock of this crate; nothing of this crate takes it with a lock held.
 
-mod hash;
 mod lease;
 
 use std::collections::HashMap;
@@ -20,16 +19,15 @@ use std::fmt;
 use kvgate_transfer::sync::{Arc, Mutex};
 use kvgate_transfer::{Barrier, FlightLedger, StageState};
 
-pub use hash::BlockId;
 pub use lease::{PrefixLayer, PrefixLease};
 
 use crate::error::{Error, ErrorKind};
+use crate::identity::{BlockKey, KeyChain, Namespace};
 use crate::ids::PageId;
 use crate::lease::inflight::{FlightCore, InFlight};
 use crate::lease::stage_of;
 use crate::pool::PoolSet;
 use crate::pool::drain::Parked;
-use crate::prefix::hash::blocks_of;
 use crate::prefix::lease::Run;
 use crate::schema::{Component, PAGE_TOKENS, Space};
 
@@ -82,14 +80,14 @@ pub struct PrefixTree {
 }
 
 struct Inner {
-    nodes: HashMap<BlockId, Node>,
-    root: BlockId,
+    nodes: HashMap<BlockKey, Node>,
+    namespace: Namespace,
     page_components: Vec<Component>,
     clock: u64,
 }
 
 struct Node {
-    parent: BlockId,
+    parent: BlockKey,
     page: PageId,
     components: ComponentSet,
     child_count: u32,
@@ -112,17 +110,17 @@ enum Progress {
 }
 
 impl PrefixTree {
-    /// An empty tree over these pools.
+    /// An empty tree over these pools, in the namespace of their schema without a salt.
     pub fn new(pools: &PoolSet) -> PrefixTree {
+        let namespace = Namespace::of_schema(pools.schema());
         let schema = pools.schema();
-        let root = BlockId::root(&schema.fingerprint());
         let has_pages = |component: &Component| {
             component.spec().space == Space::Page
                 && schema.rows().iter().any(|row| row.component == *component)
         };
         let inner = Inner {
             nodes: HashMap::new(),
-            root,
+            namespace,
             page_components: Component::ALL.into_iter().filter(has_pages).collect(),
             clock: 0,
         };
@@ -165,9 +163,10 @@ impl PrefixTree {
         }
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let mut parent = inner.root;
+        let chain = KeyChain::of(&inner.namespace, prompt);
+        let mut parent = inner.namespace.root();
         let mut new_count = 0;
-        for (block, page) in blocks_of(inner.root, prompt).into_iter().zip(pages) {
+        for (&block, page) in chain.keys().iter().zip(pages) {
             if !inner.nodes.contains_key(&block) {
                 let state = NodeState::Pending(flight.core().clone());
                 inner.insert_node(block, parent, *page, components, state);
@@ -240,7 +239,7 @@ impl PrefixTree {
     }
 
     /// A lease of one node's page; `None` when its flight is over.
-    fn run_of(&self, inner: &mut Inner, block: &BlockId) -> Option<Run> {
+    fn run_of(&self, inner: &mut Inner, block: &BlockKey) -> Option<Run> {
         inner.clock += 1;
         let clock = inner.clock;
         let node = inner.nodes.get_mut(block)?;
@@ -254,7 +253,7 @@ impl PrefixTree {
 
     /// Brings every pending node up to date.
     fn drop_failed(&self, inner: &mut Inner) {
-        let pending = |(block, node): (&BlockId, &Node)| match &node.state {
+        let pending = |(block, node): (&BlockKey, &Node)| match &node.state {
             NodeState::Pending(core) => Some((*block, core.clone())),
             NodeState::Ready(_) => None,
         };
@@ -272,7 +271,7 @@ impl PrefixTree {
     }
 
     /// Makes a landed page the tree's own; `false` when its flight has ended before.
-    fn take_over(&self, inner: &mut Inner, block: BlockId, core: &Arc<FlightCore>) -> bool {
+    fn take_over(&self, inner: &mut Inner, block: BlockKey, core: &Arc<FlightCore>) -> bool {
         let Some(node) = inner.nodes.get_mut(&block) else {
             return true;
         };
@@ -285,8 +284,8 @@ impl PrefixTree {
     }
 
     /// Removes a node and everything behind it.
-    fn remove(&self, inner: &mut Inner, block: BlockId) {
-        let children: Vec<BlockId> = inner
+    fn remove(&self, inner: &mut Inner, block: BlockKey) {
+        let children: Vec<BlockKey> = inner
             .nodes
             .iter()
             .filter(|(_, node)| node.parent == block)
@@ -325,8 +324,8 @@ impl PrefixTree {
 impl Inner {
     fn insert_node(
         &mut self,
-        block: BlockId,
-        parent: BlockId,
+        block: BlockKey,
+        parent: BlockKey,
         page: PageId,
         components: ComponentSet,
         state: NodeState,
@@ -348,9 +347,10 @@ impl Inner {
 
     /// The nodes from the start that hold every page component: the minimum over the components of
     /// how far each one reaches (I-22).
-    fn path(&self, tokens: &[u32]) -> Vec<BlockId> {
-        let blocks = blocks_of(self.root, tokens);
-        let known = |block: &BlockId| self.nodes.get(block).map(|node| node.components);
+    fn path(&self, tokens: &[u32]) -> Vec<BlockKey> {
+        let chain = KeyChain::of(&self.namespace, tokens);
+        let blocks = chain.keys();
+        let known = |block: &BlockKey| self.nodes.get(block).map(|node| node.components);
         let reach = |component: &Component| {
             let holds = |set: ComponentSet| set.contains(*component);
             blocks

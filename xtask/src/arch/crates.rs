@@ -3,7 +3,7 @@
 use crate::metadata::Package;
 
 /// For each package of the workspace, the workspace packages it may name.
-const DIRECTIONS: [(&str, &[&str]); 10] = [
+const DIRECTIONS: [(&str, &[&str]); 11] = [
     ("kvgate-ucx-sys", &[]),
     ("kvgate-libfabric-sys", &[]),
     (
@@ -12,17 +12,22 @@ const DIRECTIONS: [(&str, &[&str]); 10] = [
     ),
     ("kvgate-kernels", &[]),
     ("kvgate-kvcache", &["kvgate-transfer"]),
+    ("kvgate-hicache", &["kvgate-transfer", "kvgate-kvcache"]),
     (
         "kvgate-model",
         &["kvgate-kvcache", "kvgate-kernels", "kvgate-transfer"],
     ),
     ("kvgate-capi", &["kvgate-transfer", "kvgate-kvcache"]),
-    ("kvgate-loom-tests", &["kvgate-transfer", "kvgate-kvcache"]),
+    (
+        "kvgate-loom-tests",
+        &["kvgate-transfer", "kvgate-kvcache", "kvgate-hicache"],
+    ),
     (
         "kvgate-examples",
         &[
             "kvgate-transfer",
             "kvgate-kvcache",
+            "kvgate-hicache",
             "kvgate-kernels",
             "kvgate-model",
         ],

@@ -6,7 +6,7 @@ use crate::lexer::{Token, tokens, without_tests};
 
 use super::sources::Source;
 
-const CRATES: [&str; 4] = ["transfer", "kvcache", "kernels", "model"];
+const CRATES: [&str; 5] = ["transfer", "kvcache", "hicache", "kernels", "model"];
 
 /// An error names the types that it reports: what it imports does not count.
 const REPORTER: &str = "error";

@@ -98,7 +98,7 @@ fn foreign_words(source: &Source, all: &[Token<'_>]) -> Vec<String> {
 
 /// Locks, atomics and `Arc` come from the facade, so that the model checker sees them all.
 fn sync_facade(source: &Source, all: &[Token<'_>]) -> Vec<String> {
-    if !source.is_in_src_of(&["transfer", "kvcache"]) || source.path == SYNC_FACADE {
+    if !source.is_in_src_of(&["transfer", "kvcache", "hicache"]) || source.path == SYNC_FACADE {
         return Vec::new();
     }
     let mut found = Vec::new();
@@ -205,7 +205,7 @@ fn in_matches_macro(before: &[Token<'_>]) -> bool {
 
 /// The libraries read no environment and bring no runtime.
 fn library_reach(source: &Source, all: &[Token<'_>]) -> Vec<String> {
-    if !source.is_in_src_of(&["transfer", "kvcache", "kernels"]) {
+    if !source.is_in_src_of(&["transfer", "kvcache", "hicache", "kernels"]) {
         return Vec::new();
     }
     let mut found = Vec::new();

@@ -1,0 +1,19 @@
+//! Tiers of a paged KV cache behind the same gate as a hand-off.
+//!
+//! A prefix is a set of complete records or it is not there. A record holds every component of every
+//! layer of one block of tokens, or of one boundary; its identity is stored in it and compared when it
+//! is read, and every byte of it is under a checksum. What does not verify is a miss with a cause,
+//! never data.
+//!
+//! * [`identity`] names blocks: one key function for lookup, insertion and storage.
+//!
+//! # Blocking
+//! No call waits for another process without a deadline, and nothing here is a collective operation.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod error;
+
+pub use error::{Error, ErrorKind};
+pub use kvgate_kvcache::identity;
