@@ -9,6 +9,7 @@ mod bench;
 mod browser;
 mod ci;
 mod exec;
+mod fuzz;
 mod header;
 mod install;
 mod invariants;
@@ -49,6 +50,8 @@ enum Task {
     Mutants(mutants::Args),
     /// Runs the seeded hand-off simulation.
     Sim(sim::Args),
+    /// Runs the fuzz targets from the committed inputs.
+    Fuzz(fuzz::Args),
     /// Checks dependency directions, words, unsafe code and file sizes.
     Arch,
     /// Checks that each row of docs/invariants.md names code, a test and a mutant that exist.
@@ -100,6 +103,7 @@ fn run(task: Task) -> Result<Outcome, Failure> {
         Task::Loom(args) => loom::run(&workspace, &args),
         Task::Mutants(args) => mutants::run(&workspace, &args),
         Task::Sim(args) => sim::run(&workspace, &args),
+        Task::Fuzz(args) => fuzz::run(&workspace, &args),
         Task::Arch => arch::run(&workspace),
         Task::Invariants => invariants::run(&workspace),
         Task::Bench(args) => bench::run(&workspace, &args),

@@ -1,5 +1,8 @@
 //! Which test covers which report from the field.
 
+use std::fmt::Write as _;
+use std::io::Write as _;
+
 use crate::Outcome;
 use crate::exec::{Failure, Workspace};
 use crate::invariants::defines;
@@ -293,24 +296,38 @@ const ROWS: [Row; 15] = [
 
 /// Prints the table; a row that names a test which does not exist is a finding.
 pub(crate) fn list(workspace: &Workspace) -> Result<Outcome, Failure> {
+    let mut text = String::new();
+    let missing = write_rows(workspace, &mut text)
+        .map_err(|error| Failure::new(format!("list of rows: {error}")))?;
+    // Whoever has seen enough may close the pipe.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("standard output: {error}")))
+        }
+        _ => Ok(Outcome::found_if(missing)),
+    }
+}
+
+/// Answers whether a test that a row names is missing.
+fn write_rows(workspace: &Workspace, out: &mut String) -> Result<bool, std::fmt::Error> {
     let mut missing = false;
     for row in ROWS.iter().chain(&reports::REPORTS) {
         match &row.cover {
-            Cover::NotYet(why) => println!("{}  {}: not yet ({why})", row.id, row.subject),
-            Cover::Untested(why) => println!("{}  {}: untested ({why})", row.id, row.subject),
-            Cover::Tests(_) => println!("{}  {}:", row.id, row.subject),
+            Cover::NotYet(why) => writeln!(out, "{}  {}: not yet ({why})", row.id, row.subject)?,
+            Cover::Untested(why) => writeln!(out, "{}  {}: untested ({why})", row.id, row.subject)?,
+            Cover::Tests(_) => writeln!(out, "{}  {}:", row.id, row.subject)?,
             Cover::Partly(why, _) => {
-                println!("{}  {}: not yet ({why}); of it:", row.id, row.subject);
+                writeln!(out, "{}  {}: not yet ({why}); of it:", row.id, row.subject)?;
             }
         }
         for (file, function) in row.cover.tests() {
             let exists = exists(workspace, file, function);
             missing |= !exists;
             let mark = if exists { "" } else { "  MISSING" };
-            println!("        {file}::{function}{mark}");
+            writeln!(out, "        {file}::{function}{mark}")?;
         }
     }
-    Ok(Outcome::found_if(missing))
+    Ok(missing)
 }
 
 fn exists(workspace: &Workspace, file: &str, function: &str) -> bool {

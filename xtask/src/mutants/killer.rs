@@ -95,7 +95,7 @@ impl Killer {
 
     fn build_job(&self, tree: &Workspace) -> Option<Job> {
         match self {
-            Self::Loom { target, .. } => Some(loom::build_job(tree, target)),
+            Self::Loom { target, .. } => Some(again(loom::build_job(tree, target))),
             // Doc tests are compiled as they run; the library itself is checked first.
             Self::Test { args } if args.iter().any(|arg| arg == "--doc") => {
                 let package = args.iter().skip_while(|arg| *arg != "-p").nth(1)?;
@@ -112,13 +112,19 @@ impl Killer {
 
     fn run_job(&self, tree: &Workspace) -> Job {
         match self {
-            Self::Loom { target, filter } => loom::job(tree, loom::BOUND, &[target, filter]),
+            Self::Loom { target, filter } => again(loom::job(tree, loom::BOUND, &[target, filter])),
             Self::Test { args } => {
                 let words = ["test"].into_iter().chain(args.iter().map(String::as_str));
                 tree.cargo("mutant-test", words)
             }
         }
     }
+}
+
+/// A job of models that is built again after each mutant, which changes a few lines: most of the time of
+/// a run without this is optimising what did not change.
+fn again(job: Job) -> Job {
+    job.env("CARGO_PROFILE_LOOM_INCREMENTAL", "true")
 }
 
 /// The exit status decides. A model that aborts its process prints no counts and is a kill too,
