@@ -6,6 +6,8 @@
 //! never data.
 //!
 //! * [`identity`] names blocks: one key function for lookup, insertion and storage.
+//! * [`record`] is what is stored: a block of compressed rows or a boundary to go on from.
+//! * [`Miss`] says why a read gave nothing.
 //!
 //! # Blocking
 //! No call waits for another process without a deadline, and nothing here is a collective operation.
@@ -14,6 +16,9 @@
 #![deny(missing_docs)]
 
 pub mod error;
+mod miss;
+pub mod record;
 
 pub use error::{Error, ErrorKind};
 pub use kvgate_kvcache::identity;
+pub use miss::Miss;
