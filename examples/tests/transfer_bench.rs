@@ -76,7 +76,8 @@ fn row(finished: &Finished) -> Value {
     rows[0].clone()
 }
 
-/// Those that are usable here. A kernel may forbid copies between processes; nothing else may be missing.
+/// Those that are usable here. A kernel may forbid copies between processes, and a library may be absent or not
+/// in this build; nothing else may be missing.
 fn every_path() -> Vec<&'static str> {
     let object = bench(&["--list-backends", "--json"]).json();
     let is_usable = |name: &str| {
@@ -84,7 +85,7 @@ fn every_path() -> Vec<&'static str> {
         all.iter()
             .any(|one| one["name"] == name && one["usable"] == true)
     };
-    let usable: Vec<_> = ["local", "shm", "tcp", "cma"]
+    let usable: Vec<_> = ["local", "shm", "tcp", "cma", "ucx", "libfabric"]
         .into_iter()
         .filter(|name| is_usable(name))
         .collect();
@@ -99,6 +100,10 @@ fn limit_of(backend: &str, op: &str) -> &'static str {
         ("tcp", _) => "writev/readv with acks",
         ("cma", "write") => "process_vm_writev",
         ("cma", _) => "process_vm_readv",
+        ("ucx", "write") => "ucp_put_nbx and ucp_ep_flush_nbx",
+        ("ucx", _) => "ucp_get_nbx",
+        ("libfabric", "write") => "fi_writemsg, delivery complete",
+        ("libfabric", _) => "fi_readmsg",
         _ => "memcpy",
     }
 }
@@ -190,17 +195,18 @@ fn the_cache_of_a_model_is_a_load_too() {
 
 #[test]
 fn wrong_usage_is_exit_2_and_one_object() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--backend", "carrier-pigeon"], "--backend"),
         (&["--pages", "0"], "--pages"),
+        (&["--page-bytes", "0"], "--page-bytes"),
+        (&["--page-bytes", "18446744073709551616"], "--page-bytes"),
+        (&["--pages", "99999999999"], "--pages"),
         (&["--duration", "0"], "--duration"),
         (&["--model", "flash"], "--tokens"),
         (
             &["--pages", "1", "--plot", "/no/such/folder/rows.svg"],
             "plot",
         ),
-        (&["--backend", "ucx"], "backend"),
-        (&["--backend", "libfabric"], "backend"),
     ];
     for (args, field) in cases {
         let finished = bench(&[args, &["--json"]].concat());
@@ -376,24 +382,56 @@ fn a_peer_ends_with_a_run_that_is_killed() {
 }
 
 #[test]
-fn every_path_is_listed_with_its_reason() {
-    let finished = bench(&["--list-backends", "--json"]);
-    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
-    let object = finished.json();
+fn every_path_is_listed_with_its_reason_and_an_absent_one_is_refused_with_it() {
+    let program = env!("CARGO_BIN_EXE_transfer-bench");
+    let without = |args: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(args).arg("--json");
+        let output = command.output().unwrap();
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), object)
+    };
+    let (code, object) = without(&["--list-backends"]);
+    assert_eq!(code, Some(0), "{object}");
     let all = object["backends"].as_array().unwrap();
     let names: Vec<_> = all
         .iter()
         .map(|one| one["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["local", "shm", "cma", "tcp", "ucx", "libfabric"]);
-    assert!(
-        all.iter()
-            .all(|one| one["usable"].is_boolean() && one["why"].is_string())
-    );
+    for one in all {
+        let (name, why) = (one["name"].as_str().unwrap(), one["why"].as_str().unwrap());
+        assert!(!why.is_empty(), "{one}");
+        if one["usable"] == true {
+            continue;
+        }
+        // What is listed as not usable is refused, with the same reason.
+        let (code, object) = without(&["--backend", name, "--pages", "1"]);
+        assert_eq!(code, Some(2), "{object}");
+        let error = &object["error"];
+        assert_eq!(
+            (&error["kind"], &error["field"]),
+            (&Value::from("unavailable"), &Value::from("backend"))
+        );
+        assert!(error["message"].as_str().unwrap().contains(why), "{object}");
+    }
+    let is_built = |name: &str| match name {
+        "ucx" => cfg!(feature = "ucx"),
+        _ => cfg!(feature = "libfabric"),
+    };
     for name in ["ucx", "libfabric"] {
         let one = all.iter().find(|one| one["name"] == name).unwrap();
-        assert_eq!(one["usable"], false);
         let why = one["why"].as_str().unwrap();
-        assert!(why.contains("does not measure this path yet"), "{why}");
+        assert_eq!(
+            why.contains(&format!("this build has no feature {name}")),
+            !is_built(name),
+            "{why}"
+        );
     }
+}
+
+#[test]
+fn auto_takes_the_nearest_path() {
+    let row = row(&brief(&["--pages", "4"]));
+    assert_eq!(row["backend"], "shm");
 }

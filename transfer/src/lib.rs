@@ -140,6 +140,9 @@ pub use agent::{
     PeerState, PostError, PostOptions, RemotePoolInfo,
 };
 pub use backend::BackendKind;
+#[cfg(all(feature = "bare", feature = "one-sided", not(kv_loom)))]
+#[doc(hidden)]
+pub use backend::rma::bare::{BareCard, BareLibrary};
 pub use barrier::{
     Barrier, BarrierError, BarrierPlan, ChunkSpec, LateCounts, Redeemed, StageSel, StageState,
 };

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use kvgate_examples::bench::Heap;
 use kvgate_examples::tool;
-use kvgate_examples::transfer_bench::{self, cli::Cli, pair};
+use kvgate_examples::transfer_bench::{self, cli::Cli, other};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -18,7 +18,7 @@ const HEAP: Heap = Heap {
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     // This program starts itself as the peer of a run.
-    if words.next().is_some_and(|word| word == pair::SUBCOMMAND) {
+    if words.next().is_some_and(|word| word == other::SUBCOMMAND) {
         return transfer_bench::run_target(words.next().and_then(|pid| pid.parse().ok()));
     }
     transfer_bench::watch_signals();

@@ -37,7 +37,8 @@ pub fn build_agent(name: &str, options: &HostOptions) -> Result<Agent, Failure> 
 }
 
 /// Libraries that `KVGATE_UCX_LIBRARY` and `KVGATE_LIBFABRIC_LIBRARY` name are tried before the system's.
-fn libraries(builder: AgentBuilder) -> AgentBuilder {
+#[must_use]
+pub fn libraries(builder: AgentBuilder) -> AgentBuilder {
     #[cfg(any(feature = "ucx", feature = "libfabric"))]
     let named = |variable: &str| {
         let named = std::env::var_os(variable);

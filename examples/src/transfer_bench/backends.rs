@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::layout::{Layout, PoolShape};
 use super::options::Backend;
 use super::pair::Pair;
+use super::route::Route;
 use crate::handoff::failure::{Failure, FailureKind};
 
 /// Bound of a trial.
@@ -41,18 +42,17 @@ pub fn list() -> Vec<Usable> {
     all.into_iter().map(look).collect()
 }
 
-/// The path that is taken for what was asked.
+/// Refuses a path that was asked for by name and cannot be taken here.
 ///
 /// # Errors
-/// The path was asked for by name and cannot be taken here.
-pub fn choose(asked: Backend) -> Result<Backend, Failure> {
-    let chosen = match asked {
-        Backend::Auto => Backend::Shm,
-        named => named,
-    };
-    let found = look(chosen);
+/// With what was tried.
+pub fn check(asked: Backend) -> Result<(), Failure> {
+    if asked == Backend::Auto {
+        return Ok(());
+    }
+    let found = look(asked);
     if found.usable {
-        return Ok(chosen);
+        return Ok(());
     }
     let message = format!("--backend {} is not usable here: {}", found.name, found.why);
     Err(Failure::new(FailureKind::Unavailable, message).with_field("backend", found.name))
@@ -64,8 +64,8 @@ fn look(backend: Backend) -> Usable {
         Backend::Auto | Backend::Shm => shm(),
         Backend::Tcp => Ok("stream sockets of the host".to_owned()),
         Backend::Cma => cma(),
-        Backend::Ucx => Err(unmeasured("ucx", cfg!(feature = "ucx"))),
-        Backend::Libfabric => Err(unmeasured("libfabric", cfg!(feature = "libfabric"))),
+        Backend::Ucx => library(backend, cfg!(feature = "ucx")),
+        Backend::Libfabric => library(backend, cfg!(feature = "libfabric")),
     };
     let usable = found.is_ok();
     let (Ok(why) | Err(why)) = found;
@@ -89,31 +89,40 @@ fn shm() -> Result<String, String> {
 
 /// Two processes meet: only that shows what Yama, a sandbox or a container forbids.
 fn cma() -> Result<String, String> {
+    trial(Backend::Cma).map(|()| {
+        let scope = ptrace_scope();
+        format!("process_vm_writev and process_vm_readv; {scope}")
+    })
+}
+
+/// Two processes meet over the library: it was found, it is new enough, and it has the transport.
+fn library(backend: Backend, is_built_in: bool) -> Result<String, String> {
+    let name = backend.id();
+    if !is_built_in {
+        return Err(format!(
+            "this build has no feature {name}, so no library was looked for"
+        ));
+    }
+    let variable = match backend {
+        Backend::Ucx => "KVGATE_UCX_LIBRARY",
+        _ => "KVGATE_LIBFABRIC_LIBRARY",
+    };
+    let from = match std::env::var_os(variable) {
+        Some(path) => format!("{variable} ({}), then the system's", path.to_string_lossy()),
+        None => format!("the system's; {variable} can name another one"),
+    };
+    trial(backend).map(|()| format!("two processes met over its tcp transport; library: {from}"))
+}
+
+fn trial(backend: Backend) -> Result<(), String> {
     let pool = PoolShape {
         offset_bytes: 0,
         slot_bytes: 4096,
         slot_count: 1,
     };
     let layout = Layout { pools: vec![pool] };
-    match Pair::start(Backend::Cma, layout, TRIAL_DEADLINE) {
-        Ok(_) => Ok(format!(
-            "process_vm_writev and process_vm_readv; {}",
-            ptrace_scope()
-        )),
-        Err(failure) => Err(failure.to_string()),
-    }
-}
-
-/// The engine has these paths, this tool does not.
-fn unmeasured(name: &str, is_built_in: bool) -> String {
-    let engine = match is_built_in {
-        true => "is in this build",
-        false => "is not in this build",
-    };
-    format!(
-        "transfer-bench does not measure this path yet, and no library was looked for; the engine's feature \
-         {name}, over which pd-handoff --transport {name} moves, {engine}"
-    )
+    let met = Pair::start(&Route::here(backend, TRIAL_DEADLINE), layout);
+    met.map(drop).map_err(|failure| failure.to_string())
 }
 
 fn ptrace_scope() -> String {

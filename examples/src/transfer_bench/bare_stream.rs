@@ -1,9 +1,11 @@
 //! The limit of a stream socket: the whole list in one message, vectors straight from and into the pages, a
 //! write acknowledged by one byte after it was applied. No checks beyond bounds, no retries, no security.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 use kvgate_transfer::bare::{Slots, View};
 use kvgate_transfer::sync::{Arc, Mutex};
@@ -16,18 +18,34 @@ use crate::handoff::failure::{Failure, FailureKind};
 /// As much as the bare loops of the peers' harness take.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
-/// Serves one connection on a thread of its own; returns the port.
-pub fn serve(view: &Arc<Mutex<View>>, layout: &Layout) -> Result<u16, Failure> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| system(&error))?;
+/// Longest wait for the cookie of somebody who has connected.
+const COOKIE_LIMIT: Duration = Duration::from_secs(5);
+/// Those who connect and do not know the cookie; after so many the loop is not served.
+const STRANGERS: usize = 64;
+
+/// Serves the connection that knows the cookie, on a thread of its own; returns the port and the cookie.
+pub fn serve(
+    ip: IpAddr,
+    view: &Arc<Mutex<View>>,
+    layout: &Layout,
+) -> Result<(u16, [u8; 16]), Failure> {
+    let listener = TcpListener::bind((ip, 0)).map_err(|error| system(&error))?;
     let port = listener
         .local_addr()
         .map_err(|error| system(&error))?
         .port();
+    let mut cookie = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut cookie))
+        .map_err(|error| system(&error))?;
     let (view, layout) = (view.clone(), layout.clone());
     let body = move || {
-        if let Ok((stream, _)) = listener.accept()
-            && tune(&stream).is_ok()
-        {
+        let found = listener
+            .incoming()
+            .take(STRANGERS)
+            .flatten()
+            .find(|stream| knows(stream, &cookie).unwrap_or(false));
+        if let Some(stream) = found {
             // It ends when the measuring side closes its end.
             while let Ok(()) = answer(&stream, &view, &layout) {}
         }
@@ -36,7 +54,17 @@ pub fn serve(view: &Arc<Mutex<View>>, layout: &Layout) -> Result<u16, Failure> {
         .name("bare-stream".to_owned())
         .spawn(body);
     spawned.map_err(|error| system(&error))?;
-    Ok(port)
+    Ok((port, cookie))
+}
+
+/// Whether this is the measuring side.
+fn knows(mut stream: &TcpStream, cookie: &[u8; 16]) -> io::Result<bool> {
+    tune(stream)?;
+    stream.set_read_timeout(Some(COOKIE_LIMIT))?;
+    let mut said = [0; 16];
+    stream.read_exact(&mut said)?;
+    stream.set_read_timeout(None)?;
+    Ok(said == *cookie)
 }
 
 /// The measuring side.
@@ -46,11 +74,20 @@ pub struct BareStream {
 }
 
 impl BareStream {
-    /// Connects to the loop of the peer.
-    pub fn connect(port: u16) -> Result<Self, Failure> {
-        let stream =
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| system(&error))?;
-        tune(&stream).map_err(|error| system(&error))?;
+    /// Connects to the loop of the peer. Every wait for it is bounded by `limit`.
+    pub fn connect(
+        address: SocketAddr,
+        cookie: &[u8; 16],
+        limit: Duration,
+    ) -> Result<Self, Failure> {
+        let connected = TcpStream::connect_timeout(&address, limit).and_then(|mut stream| {
+            tune(&stream)?;
+            stream.set_read_timeout(Some(limit))?;
+            stream.set_write_timeout(Some(limit))?;
+            stream.write_all(cookie)?;
+            Ok(stream)
+        });
+        let stream = connected.map_err(|error| system(&error))?;
         Ok(Self { stream })
     }
 

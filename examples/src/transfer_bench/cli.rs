@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use super::backends;
 use super::latency::{Kind, Run, Waiter};
 use super::options::{Backend, Loads, ModelName, seconds};
+use super::route::Route;
 use crate::handoff::failure::Failure;
 use crate::handoff::options::IndexK;
 use crate::handoff::version;
@@ -143,6 +144,12 @@ impl Common {
     pub(super) fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
+
+    /// To a peer of this host, over a path that can be taken.
+    pub(super) fn route(&self, backend: Backend) -> Result<Route, Failure> {
+        backends::check(backend)?;
+        Ok(Route::here(backend, self.deadline()))
+    }
 }
 
 impl Cli {
@@ -178,12 +185,11 @@ impl Events {
     fn run(&self, kind: Kind) -> Result<Run, Failure> {
         let usual = if self.park_us > 1000 { 400 } else { 2000 };
         Ok(Run {
-            backend: backends::choose(self.backend)?,
+            route: self.common.route(self.backend)?,
             kind,
             park: Duration::from_micros(self.park_us),
             page_bytes: self.page_bytes,
             count: self.events.unwrap_or(usual),
-            deadline: self.common.deadline(),
         })
     }
 }

@@ -3,11 +3,13 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::activity::Activity;
+use super::far::FarLink;
 use super::layout::Layout;
-use super::options::Backend;
+use super::options::{Backend, Load};
 use crate::handoff::channel::{self, ChannelReceiver, ChannelSender};
 use crate::handoff::failure::{Failure, FailureKind};
 
@@ -16,7 +18,7 @@ use crate::handoff::failure::{Failure, FailureKind};
 pub enum Order {
     /// Make pools and be reachable.
     Start {
-        /// The path, never `Auto`.
+        /// The path that was asked for.
         backend: Backend,
         /// The pools.
         layout: Layout,
@@ -34,6 +36,31 @@ pub enum Order {
     Cpu,
     /// Serve the bare loop of a stream socket.
     BareStream,
+    /// Serve the bare loop of the path's library.
+    BareLibrary,
+    /// Make the lists of this load, as the measuring side has them: it cannot reach this memory.
+    Lists {
+        /// The load.
+        load: Load,
+        /// Of the lists.
+        seed: u64,
+    },
+    /// Write bytes that depend on the seed into the slots of a list.
+    Fill {
+        /// Which one.
+        list: usize,
+        /// Of the bytes.
+        seed: u64,
+    },
+    /// How many slots of a list do not hold what this seed gives?
+    Differing {
+        /// Which one.
+        list: usize,
+        /// Of the bytes.
+        seed: u64,
+    },
+    /// The run is over, and ended well.
+    End,
     /// See events come, and note when. The flight has one stage per event.
     Watch {
         /// What to wait for.
@@ -42,6 +69,8 @@ pub enum Order {
         slots: Vec<u32>,
         /// Content of the first slot; each one has the next.
         first_seed: u64,
+        /// Answer each event at once: the measuring side has another clock.
+        is_answered: bool,
     },
 }
 
@@ -79,11 +108,24 @@ pub enum Answer {
         /// Of all threads, since the start.
         ns: u64,
     },
-    /// To `BareStream`: connect to this port of the loopback address.
+    /// To `BareStream`: connect to this port of the same address, and say the cookie.
     BareStream {
         /// The port.
         port: u16,
+        /// Only the measuring side knows it.
+        cookie: [u8; 16],
     },
+    /// To `BareLibrary`.
+    BareLibrary(LibraryCard),
+    /// To `Lists`, `Fill` and `End`.
+    Done,
+    /// To `Differing`.
+    Bad {
+        /// Slots.
+        pages: u64,
+    },
+    /// To `Watch`, for each event, when it is to be answered.
+    SeenOne,
     /// To `Watch`, when everything was seen.
     Seen {
         /// On the monotonic clock of the host.
@@ -98,8 +140,8 @@ pub enum Answer {
 /// Where the peer is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Started {
-    /// An abstract socket or `HOST:PORT`; empty within one process.
-    pub address: String,
+    /// A [`kvgate_transfer::Contact`]; empty within one process.
+    pub contact: String,
     /// The process.
     pub pid: u32,
     /// Its file descriptor of the pools.
@@ -110,11 +152,27 @@ pub struct Started {
     pub event_fd: i32,
 }
 
+/// How the bare loop of a library reaches the peer's memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LibraryCard {
+    /// Of the endpoint.
+    pub address: Vec<u8>,
+    /// Remote address of the first byte.
+    pub base: u64,
+    /// What lets the other side in.
+    pub key: Vec<u8>,
+}
+
 /// One end of the conversation.
 #[derive(Debug)]
 pub struct Control {
-    sender: ChannelSender,
-    receiver: ChannelReceiver,
+    link: Link,
+}
+
+#[derive(Debug)]
+enum Link {
+    Socket(ChannelSender, ChannelReceiver),
+    Far(FarLink),
 }
 
 impl Control {
@@ -125,7 +183,15 @@ impl Control {
             .set_read_timeout(limit)
             .map_err(|error| lost(&error))?;
         let (sender, receiver) = channel::split(stream, bound).map_err(|error| lost(&error))?;
-        Ok(Self { sender, receiver })
+        let link = Link::Socket(sender, receiver);
+        Ok(Self { link })
+    }
+
+    /// Over a connection of agents.
+    #[must_use]
+    pub fn far(link: FarLink) -> Self {
+        let link = Link::Far(link);
+        Self { link }
     }
 
     /// Gives an order and waits for the answer.
@@ -136,14 +202,14 @@ impl Control {
 
     /// Gives an order whose answer comes later.
     pub fn tell(&mut self, order: &Order) -> Result<(), Failure> {
-        self.sender.send(order).map_err(|error| lost(&error))
+        self.send(order)
     }
 
     /// The answer to the oldest order without one.
     pub fn hear(&mut self) -> Result<Answer, Failure> {
-        match self.receiver.receive().map_err(|error| lost(&error))? {
-            Some((Answer::Failed(failure), _)) => Err(failure),
-            Some((answer, _)) => Ok(answer),
+        match self.receive()? {
+            Some(Answer::Failed(failure)) => Err(failure),
+            Some(answer) => Ok(answer),
             None => Err(Failure::new(
                 FailureKind::PeerLost,
                 "the peer process has ended",
@@ -153,13 +219,29 @@ impl Control {
 
     /// The next order; `None` when the other side has ended.
     pub fn next_order(&mut self) -> Result<Option<Order>, Failure> {
-        let received = self.receiver.receive().map_err(|error| lost(&error))?;
-        Ok(received.map(|(order, _)| order))
+        self.receive()
     }
 
     /// Answers an order.
     pub fn answer(&self, answer: &Answer) -> Result<(), Failure> {
-        self.sender.send(answer).map_err(|error| lost(&error))
+        self.send(answer)
+    }
+
+    fn send(&self, message: &impl Serialize) -> Result<(), Failure> {
+        match &self.link {
+            Link::Socket(sender, _) => sender.send(message).map_err(|error| lost(&error)),
+            Link::Far(link) => link.send(message),
+        }
+    }
+
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
+        match &mut self.link {
+            Link::Socket(_, receiver) => {
+                let received = receiver.receive().map_err(|error| lost(&error))?;
+                Ok(received.map(|(message, _)| message))
+            }
+            Link::Far(link) => link.receive(),
+        }
     }
 }
 

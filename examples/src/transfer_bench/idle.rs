@@ -9,6 +9,7 @@ use super::activity::Activity;
 use super::layout::{Layout, PoolShape};
 use super::options::Backend;
 use super::pair::Pair;
+use super::route::Route;
 use super::target::build_agent;
 use crate::handoff::failure::Failure;
 
@@ -46,7 +47,7 @@ pub fn measure(
     seconds: Duration,
     deadline: Duration,
 ) -> Result<IdleReport, Failure> {
-    let agent = build_agent("alone")?;
+    let agent = build_agent("alone", None)?;
     let before = Activity::now();
     thread::sleep(seconds);
     let alone = between(before, Activity::now(), seconds);
@@ -56,7 +57,8 @@ pub fn measure(
         slot_bytes: 4096,
         slot_count: 16,
     };
-    let mut pair = Pair::start(backend, Layout { pools: vec![pool] }, deadline)?;
+    let route = Route::here(backend, deadline);
+    let mut pair = Pair::start(&route, Layout { pools: vec![pool] })?;
     // Once around, so that everything is set up.
     pair.next_flight(super::options::Direction::Write, (1, 1))?;
     let (there_before, before) = (pair.peer_activity()?, Activity::now());
@@ -64,7 +66,7 @@ pub fn measure(
     let with_peer = between(before, Activity::now(), seconds);
     let peer = between(there_before, pair.peer_activity()?, seconds);
     Ok(IdleReport {
-        backend: backend.id(),
+        backend: pair.backend().id(),
         with_peer,
         peer,
         alone,

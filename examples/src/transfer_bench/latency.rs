@@ -15,8 +15,9 @@ use serde::Serialize;
 use super::activity::monotonic_ns;
 use super::control::{Answer, Order, Watch, out_of_turn};
 use super::layout::{Group, Layout, PageList, PoolShape, shuffled};
-use super::options::{Backend, Direction};
+use super::options::Direction;
 use super::pair::Pair;
+use super::route::Route;
 use super::row::{machine_load, quantile, sorted};
 use super::watch::{BELL, READY};
 use crate::handoff::failure::{Failure, FailureKind};
@@ -42,10 +43,10 @@ pub enum Kind {
 }
 
 /// One latency run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Run {
-    /// The path, never `Auto`.
-    pub backend: Backend,
+    /// The way to the reader.
+    pub route: Route,
     /// What is seen.
     pub kind: Kind,
     /// Pause before each event, so that a sleeping reader sleeps.
@@ -54,8 +55,6 @@ pub struct Run {
     pub page_bytes: u64,
     /// Events of each kind.
     pub count: u32,
-    /// Bound of every wait.
-    pub deadline: Duration,
 }
 
 /// What it showed.
@@ -111,11 +110,12 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
         slot_bytes: run.page_bytes,
         slot_count: SLOTS,
     };
-    let pair = Pair::start(run.backend, Layout { pools: vec![pool] }, run.deadline)?;
+    let pair = Pair::start(&run.route, Layout { pools: vec![pool] })?;
+    let backend = pair.backend().id();
     let bell = remote_event(&pair)?;
     let mut bench = Bench {
         pair,
-        run: *run,
+        run: run.clone(),
         bell,
         seed: 0,
         bad_pages: 0,
@@ -138,7 +138,7 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
         Kind::Note => ("note", "eventfd and epoll"),
     };
     Ok(Latency {
-        backend: run.backend.id(),
+        backend,
         waiter,
         park_us: run.park.as_micros() as u64,
         page_bytes: run.page_bytes,
@@ -196,7 +196,7 @@ impl Bench {
             there: vec![there],
         }];
         let sides = self.pair.sides(&list)?;
-        self.pair.fill_source(Direction::Write, &sides, seed);
+        self.pair.fill_source(Direction::Write, (0, &sides), seed)?;
         self.pair.prepare(Direction::Write, &list)
     }
 
@@ -242,6 +242,7 @@ impl Bench {
             watch,
             slots,
             first_seed,
+            is_answered: false,
         })?;
         let mut began_ns = Vec::with_capacity(count);
         for number in 0..count {
@@ -262,7 +263,7 @@ impl Bench {
     fn wait_ready(&self, ready: &std::sync::atomic::AtomicU32, number: u32) -> Result<(), Failure> {
         let began = Instant::now();
         while ready.load(Ordering::Acquire) < number {
-            if began.elapsed() > self.run.deadline {
+            if began.elapsed() > self.pair.deadline() {
                 return Err(Failure::new(
                     FailureKind::DeadlineExceeded,
                     "the reader of the peer process does not wait",

@@ -2,17 +2,23 @@
 
 pub mod activity;
 pub mod backends;
+#[cfg(any(feature = "ucx", feature = "libfabric"))]
+pub mod bare_library;
+pub mod bare_loop;
 pub mod bare_stream;
 pub mod cli;
 pub mod control;
+pub mod far;
 pub mod flights;
 pub mod idle;
 pub mod latency;
 pub mod layout;
 pub mod options;
+pub mod other;
 pub mod pair;
 pub mod plan;
 pub mod plot;
+pub mod route;
 pub mod row;
 pub mod target;
 pub mod throughput;
@@ -29,6 +35,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::cli::{Cli, Command, ThroughputArgs};
+use self::control::Control;
 use crate::bench::Heap;
 use crate::handoff::child;
 use crate::handoff::console;
@@ -60,13 +67,14 @@ pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
             Ok(finished(vec![report.line()], "plan", &report, 0))
         }
         Some(Command::Idle(args)) => {
-            let backend = backends::choose(args.backend)?;
+            backends::check(args.backend)?;
             let seconds = Duration::from_secs_f64(args.seconds);
-            let report = idle::measure(backend, seconds, args.common.deadline())?;
+            let report = idle::measure(args.backend, seconds, args.common.deadline())?;
             Ok(finished(report.lines(), "idle", &report, 0))
         }
         Some(Command::Xb(args)) => {
-            xb::run(backends::choose(args.backend)?, args.common.deadline())?;
+            backends::check(args.backend)?;
+            xb::run(args.backend, args.common.deadline())?;
             Ok(Finished {
                 json: Value::Null,
                 lines: Vec::new(),
@@ -102,7 +110,8 @@ pub fn run_target(parent: Option<u32>) -> ExitCode {
     let control = io::stdin().as_fd().try_clone_to_owned();
     let result = control
         .map_err(|error| Failure::internal(format!("control socket: {error}")))
-        .and_then(|control| target::run(UnixStream::from(control), None, TARGET_DEADLINE));
+        .and_then(|control| Control::new(UnixStream::from(control), None))
+        .and_then(|control| target::run(control, &target::Home::here(None), TARGET_DEADLINE));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -113,10 +122,10 @@ pub fn run_target(parent: Option<u32>) -> ExitCode {
 }
 
 fn throughput(args: &ThroughputArgs) -> Result<Finished, Failure> {
-    let backend = backends::choose(args.loads.backend)?;
+    let route = args.common.route(args.loads.backend)?;
     let mut rows = Vec::new();
     for load in args.loads.each() {
-        let row = throughput::measure(&load, backend, args.common.deadline())?;
+        let row = throughput::measure(&load, &route)?;
         if args.common.json {
             console::note(&row.line());
         }

@@ -119,7 +119,7 @@ pub struct Loads {
 }
 
 /// What one row of figures is about.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Load {
     /// Who moves.
     pub op: Direction,

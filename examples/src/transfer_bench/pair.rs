@@ -1,44 +1,37 @@
 //! The measuring side: starts the peer, connects to it, and moves lists with the engine.
 
 use std::fs::OpenOptions;
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kvgate_transfer::bare::{AwaySlots, Slots, View};
 use kvgate_transfer::{
-    Address, Agent, AgentEvent, Arrival, ChunkId, Deadline, DescriptorList, Epoch, Incarnation,
-    MemoryRegion, Op, PeerId, PoolId, PostOptions, PreparedTransfer, SourceReady, StageId, Status,
-    TransferHandle, Visibility,
+    Agent, AgentEvent, Arrival, ChunkId, Contact, Deadline, DescriptorList, Epoch, ErrorKind,
+    Incarnation, MemoryRegion, Op, PathChoice, PeerId, PoolId, PostOptions, PreparedTransfer,
+    SourceReady, StageId, Status, TransferHandle, Visibility,
 };
+#[cfg(any(feature = "ucx", feature = "libfabric"))]
+use kvgate_transfer::{BackendKind, BareLibrary};
 
 use super::activity::{self, Activity};
 use super::bare_stream::BareStream;
 use super::control::{Answer, Control, Order, Started, out_of_turn};
+use super::far::FarLink;
 use super::flights::Flights;
-use super::layout::{Layout, PageList};
-use super::options::{Backend, Direction};
+use super::layout::{self, Layout, PageList};
+use super::options::{Backend, Direction, Load};
+use super::other::{Other, start_failure, start_process, start_thread};
+use super::route::{Route, backend_of};
 use super::target;
 use super::watch::{WORD_BYTES, Words};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
 
-/// The word after the program's name that makes it the peer of a run; the number of the run's process follows.
-pub const SUBCOMMAND: &str = "target";
-
 /// Stages of a flight, and chunks of each, while throughput is measured.
 const STAGES: (u16, u16) = (1024, 64);
-
-/// The other side: a process, or a thread for `local`.
-#[derive(Debug)]
-enum Other {
-    Process(Child),
-    Thread(Option<thread::JoinHandle<()>>),
-}
 
 /// Two agents that are connected, with pools on both sides and a view of both here.
 pub struct Pair {
@@ -52,7 +45,12 @@ pub struct Pair {
     /// Flights of reads: they land here.
     flights: Flights,
     here: View,
+    /// The peer's pools; of another host, a memory of the same shape that stands in for the plain copies.
     there: View,
+    /// The path that carries the connection.
+    backend: Backend,
+    /// Where the peer is.
+    ip: IpAddr,
     started: Started,
     layout: Layout,
     pools: Vec<PoolId>,
@@ -76,20 +74,17 @@ pub struct Sides {
 }
 
 impl Pair {
-    /// Starts the peer and connects to it.
-    pub fn start(backend: Backend, layout: Layout, deadline: Duration) -> Result<Self, Failure> {
-        let agent = target::build_agent("initiator")?;
+    /// Starts the peer, or finds the one on another host, and connects to it.
+    pub fn start(route: &Route, layout: Layout) -> Result<Self, Failure> {
+        let (backend, deadline) = (route.backend, route.deadline);
+        let token = route.far.as_ref().and_then(|far| far.token.clone());
+        let agent = target::build_agent("initiator", token)?;
         let (here, region) = target::make_pools(&agent, "kvgate-bench-initiator", &layout)?;
-        let (ours, theirs) = UnixStream::pair().map_err(|error| start_failure(&error))?;
         let in_process = match backend {
-            Backend::Local => Some(target::build_agent("target")?),
+            Backend::Local => Some(target::build_agent("target", None)?),
             _ => None,
         };
-        let other = match in_process.clone() {
-            Some(target) => start_thread(theirs, target, deadline)?,
-            None => start_process(theirs)?,
-        };
-        let mut control = Control::new(ours, Some(deadline))?;
+        let (mut control, other, ip) = meet(route, in_process.clone())?;
         let order = Order::Start {
             backend,
             layout: layout.clone(),
@@ -98,15 +93,17 @@ impl Pair {
             Answer::Started(started) => started,
             other => return Err(out_of_turn(&other)),
         };
-        let there = view_of(&started, &layout)?;
-        let peer = match &in_process {
-            Some(target) => Agent::connect_local(&agent, target).map(|(peer, _)| peer),
-            None => agent.connect(
-                &address_of(backend, &started.address)?,
-                Deadline::after(deadline),
-            ),
+        let there = match other {
+            Other::Far => View::shared("kvgate-bench-scratch", layout.memory_bytes(), WORD_BYTES)
+                .map_err(|error| transfer_failure(&error))?,
+            _ => view_of(&started, &layout)?,
         };
-        let peer = peer.map_err(|error| transfer_failure(&error))?;
+        let peer = match &in_process {
+            Some(target) => Agent::connect_local(&agent, target)
+                .map(|(peer, _)| peer)
+                .map_err(|error| transfer_failure(&error))?,
+            None => connect(&agent, &started, route, ip)?,
+        };
         let info = agent.peer(peer).ok_or_else(peer_lost)?;
         Ok(Self {
             control,
@@ -119,6 +116,8 @@ impl Pair {
             peer,
             here,
             there,
+            backend: backend_of(info.backend),
+            ip,
             started,
             layout,
             deadline,
@@ -129,6 +128,54 @@ impl Pair {
             _region: region,
             other,
         })
+    }
+
+    /// The path that carries the connection: of `auto`, the one that was chosen.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Whether the peer is on another host, with other memory and another clock.
+    #[must_use]
+    pub fn is_far(&self) -> bool {
+        matches!(self.other, Other::Far)
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// Bound of every wait for the peer.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The lists of a load. A peer on another host makes its own sides of them.
+    pub fn lists(&mut self, load: &Load, seed: u64) -> Result<Vec<PageList>, Failure> {
+        if self.is_far() {
+            let load = load.clone();
+            self.done(&Order::Lists { load, seed })?;
+        }
+        layout::lists(load, &self.layout, seed)
+    }
+
+    fn done(&mut self, order: &Order) -> Result<(), Failure> {
+        match self.control.ask(order)? {
+            Answer::Done => Ok(()),
+            other => Err(out_of_turn(&other)),
+        }
+    }
+
+    /// Tells a peer on another host that the run is over. The others end with this process.
+    pub fn end(&mut self) -> Result<(), Failure> {
+        match self.is_far() {
+            true => self.done(&Order::End),
+            false => Ok(()),
+        }
     }
 
     /// Slots of a list here and there, for the bare loops and the comparison.
@@ -144,21 +191,61 @@ impl Pair {
         }
     }
 
-    /// Writes bytes that depend on `seed` into the source. Nothing may be in flight.
-    pub fn fill_source(&mut self, direction: Direction, sides: &Sides, seed: u64) {
+    /// Writes bytes that depend on `seed` into the source of a list. Nothing may be in flight.
+    pub fn fill_source(
+        &mut self,
+        direction: Direction,
+        (list, sides): (usize, &Sides),
+        seed: u64,
+    ) -> Result<(), Failure> {
         match direction {
             Direction::Write => sides.here.fill(&mut self.here, seed),
+            Direction::Read if self.is_far() => return self.done(&Order::Fill { list, seed }),
             Direction::Read => sides.there.fill(&mut self.there, seed),
         }
+        Ok(())
     }
 
     /// How many slots of the target do not hold what [`Pair::fill_source`] has written.
-    #[must_use]
-    pub fn bad_slots(&self, direction: Direction, sides: &Sides, seed: u64) -> u64 {
+    pub fn bad_slots(
+        &mut self,
+        direction: Direction,
+        (list, sides): (usize, &Sides),
+        seed: u64,
+    ) -> Result<u64, Failure> {
         match direction {
-            Direction::Write => sides.there.differing(&self.there, seed),
-            Direction::Read => sides.here.differing(&self.here, seed),
+            Direction::Read => Ok(sides.here.differing(&self.here, seed)),
+            Direction::Write if self.is_far() => {
+                match self.control.ask(&Order::Differing { list, seed })? {
+                    Answer::Bad { pages } => Ok(pages),
+                    other => Err(out_of_turn(&other)),
+                }
+            }
+            Direction::Write => Ok(sides.there.differing(&self.there, seed)),
         }
+    }
+
+    /// Opens the library of a path over the pools here.
+    #[cfg(any(feature = "ucx", feature = "libfabric"))]
+    pub fn open_library(&self, kind: BackendKind) -> Result<BareLibrary, Failure> {
+        BareLibrary::open(&self.agent, kind, self.ip, &self.here)
+            .map_err(|error| transfer_failure(&error))
+    }
+
+    /// The bare loop of a library moves the list. Nothing may be in flight.
+    #[cfg(any(feature = "ucx", feature = "libfabric"))]
+    pub fn library_transfer(
+        &mut self,
+        library: &mut BareLibrary,
+        direction: Direction,
+        sides: &Sides,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let here = (&mut self.here, &sides.here);
+        let there = (self.started.memory_address, &sides.away);
+        library
+            .transfer(direction == Direction::Read, here, there, deadline)
+            .map_err(|error| transfer_failure(&error))
     }
 
     /// One thread copies the list. Nothing may be in flight.
@@ -343,7 +430,7 @@ impl Pair {
     pub fn cpu_ns(&mut self) -> Result<(u64, u64), Failure> {
         let there = match self.other {
             Other::Thread(_) => 0,
-            Other::Process(_) => match self.control.ask(&Order::Cpu)? {
+            Other::Process(_) | Other::Far => match self.control.ask(&Order::Cpu)? {
                 Answer::Cpu { ns } => ns,
                 other => return Err(out_of_turn(&other)),
             },
@@ -377,63 +464,38 @@ impl Pair {
     }
 }
 
-impl Drop for Other {
-    fn drop(&mut self) {
-        match self {
-            Self::Process(child) => {
-                // The control socket is closed: a peer that works ends by itself.
-                for _ in 0..200 {
-                    if !matches!(child.try_wait(), Ok(None)) {
-                        return;
-                    }
-                    thread::sleep(Duration::from_millis(5));
-                }
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-            Self::Thread(handle) => {
-                if let Some(handle) = handle.take() {
-                    // A panic has been reported by its own hook.
-                    let _ = handle.join();
-                }
-            }
-        }
+/// The peer, and the conversation with it.
+fn meet(route: &Route, agent: Option<Agent>) -> Result<(Control, Other, IpAddr), Failure> {
+    if let Some(far) = &route.far {
+        let (link, ip) = FarLink::connect(far, route.deadline)?;
+        return Ok((Control::far(link), Other::Far, ip));
     }
-}
-
-/// The kernel ends the peer with the calling *thread*, which is the main one.
-fn start_process(control: UnixStream) -> Result<Other, Failure> {
-    let program = std::env::current_exe().map_err(|error| start_failure(&error))?;
-    let child = Command::new(program)
-        .args([SUBCOMMAND, &std::process::id().to_string()])
-        .stdin(Stdio::from(OwnedFd::from(control)))
-        .stdout(Stdio::null())
-        .spawn()
-        .map_err(|error| start_failure(&error))?;
-    Ok(Other::Process(child))
-}
-
-fn start_thread(control: UnixStream, agent: Agent, deadline: Duration) -> Result<Other, Failure> {
-    let body = move || {
-        if let Err(failure) = target::run(control, Some(agent), deadline) {
-            crate::handoff::console::note(&format!("transfer-bench: target: {failure}"));
-        }
+    let (ours, theirs) = UnixStream::pair().map_err(|error| start_failure(&error))?;
+    let other = match agent {
+        Some(agent) => start_thread(theirs, agent, route.deadline)?,
+        None => start_process(theirs)?,
     };
-    let spawned = thread::Builder::new().name("target".to_owned()).spawn(body);
-    let handle = spawned.map_err(|error| start_failure(&error))?;
-    Ok(Other::Thread(Some(handle)))
+    let control = Control::new(ours, Some(route.deadline))?;
+    Ok((control, other, Ipv4Addr::LOCALHOST.into()))
 }
 
-fn address_of(backend: Backend, text: &str) -> Result<Address, Failure> {
-    match backend {
-        Backend::Tcp => {}
-        Backend::Cma => return Ok(Address::Cma(text.to_owned())),
-        _ => return Ok(Address::Shm(text.to_owned())),
-    }
-    let found = text.to_socket_addrs().ok().and_then(|mut all| all.next());
-    found
-        .map(Address::Tcp)
-        .ok_or_else(|| Failure::internal(format!("the peer listens on {text:?}")))
+/// By the path that was asked for, or the best one.
+fn connect(agent: &Agent, started: &Started, route: &Route, ip: IpAddr) -> Result<PeerId, Failure> {
+    let contact: Contact = started
+        .contact
+        .parse()
+        .map_err(|error| transfer_failure(&error))?;
+    let contact = contact.advertised_at(ip);
+    let deadline = Deadline::after(route.deadline);
+    let connected = match contact.addresses.first() {
+        // One address gives an error of its own kind.
+        Some(address) if contact.addresses.len() == 1 => agent.connect(address, deadline),
+        _ => agent.connect_to(&contact, PathChoice::Auto, deadline),
+    };
+    connected.map_err(|error| match error.kind() {
+        ErrorKind::NoPath { .. } => Failure::new(FailureKind::PeerLost, error.to_string()),
+        _ => transfer_failure(&error),
+    })
 }
 
 /// Maps the peer's pools here, for comparisons and for the bare copy of the same bytes.
@@ -446,10 +508,6 @@ fn view_of(started: &Started, layout: &Layout) -> Result<View, Failure> {
         .map_err(|error| start_failure(&error))?;
     View::peer(&OwnedFd::from(file), layout.memory_bytes(), WORD_BYTES)
         .map_err(|error| transfer_failure(&error))
-}
-
-fn start_failure(error: &std::io::Error) -> Failure {
-    Failure::internal(format!("cannot start the peer process: {error}"))
 }
 
 fn peer_lost() -> Failure {

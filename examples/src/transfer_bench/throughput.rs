@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use kvgate_transfer::TransferHandle;
 
 use super::activity;
-use super::bare_stream::BareStream;
-use super::control::{Answer, Order, out_of_turn};
+use super::bare_loop::BareLoop;
 use super::layout::{self, PageList};
-use super::options::{Backend, Check, Direction, Load};
+use super::options::{Check, Direction, Load};
 use super::pair::{Pair, Sides};
+use super::route::Route;
 use super::row::Row;
 use crate::handoff::failure::Failure;
 
@@ -26,45 +26,28 @@ const VERIFY_ALL_BYTES: u64 = 64 << 20;
 /// Chunks that a flight must still have before a slice: more requests than a slice can make.
 const TICKETS_PER_SLICE: u32 = 16_384;
 
-/// Measures one load over `backend`, which is not `Auto`.
-pub fn measure(load: &Load, backend: Backend, deadline: Duration) -> Result<Row, Failure> {
-    let layout = layout::pools(load)?;
-    let pair = Pair::start(backend, layout.clone(), deadline)?;
-    let mut bench = Bench::new(pair, backend, load, layout::lists(load, &layout, 1)?)?;
+/// Measures one load.
+pub fn measure(load: &Load, route: &Route) -> Result<Row, Failure> {
+    let pair = Pair::start(route, layout::pools(load)?)?;
+    let backend = pair.backend();
+    let mut bench = Bench::new(pair, load, 1)?;
     bench.verified_pass()?;
-    bench.prove_bare_loop()?;
+    bench.open_bare_loop()?;
     let until = Instant::now() + Duration::from_secs_f64(load.duration);
     while bench.rounds() < LEAST_ROUNDS || Instant::now() < until {
         bench.round()?;
         bench.check_sample()?;
     }
     bench.verified_pass()?;
-    Ok(Row::new(load, backend, bench.finish().0))
+    let (figures, mut pair) = bench.finish();
+    pair.end()?;
+    Ok(Row::new(load, backend, figures))
 }
 
 /// A list with both of its sides as this process sees them.
 struct Listed {
     list: PageList,
     sides: Sides,
-}
-
-/// The bare loop of a path, when it is not the plain copy.
-enum BareLoop {
-    /// Messages over a socket.
-    Stream(BareStream),
-    /// The kernel, from process to process.
-    Kernel,
-}
-
-impl BareLoop {
-    /// As [`Figures::limit_name`].
-    fn name(&self, direction: Direction) -> &'static str {
-        match (self, direction) {
-            (Self::Stream(_), _) => "writev/readv with acks",
-            (Self::Kernel, Direction::Write) => "process_vm_writev",
-            (Self::Kernel, Direction::Read) => "process_vm_readv",
-        }
-    }
 }
 
 /// A pair and its lists, while slices are made.
@@ -139,21 +122,9 @@ struct Spent {
 }
 
 impl Bench {
-    /// Over a pair that is connected.
-    pub fn new(
-        mut pair: Pair,
-        backend: Backend,
-        load: &Load,
-        lists: Vec<PageList>,
-    ) -> Result<Self, Failure> {
-        let bare_loop = match backend {
-            Backend::Tcp => match pair.control().ask(&Order::BareStream)? {
-                Answer::BareStream { port } => Some(BareLoop::Stream(BareStream::connect(port)?)),
-                other => return Err(out_of_turn(&other)),
-            },
-            Backend::Cma => Some(BareLoop::Kernel),
-            _ => None,
-        };
+    /// Over a pair that is connected, with the lists of the load and the seed.
+    pub fn new(mut pair: Pair, load: &Load, seed: u64) -> Result<Self, Failure> {
+        let lists = pair.lists(load, seed)?;
         let with_sides = |list: PageList| {
             let sides = pair.sides(&list)?;
             Ok(Listed { list, sides })
@@ -166,7 +137,6 @@ impl Bench {
         let figures = Figures {
             pages: first.sides.here.count(),
             request_bytes: first.sides.here.bytes(),
-            limit_name: bare_loop.as_ref().map(|path| path.name(load.op)),
             ..Figures::default()
         };
         Ok(Self {
@@ -174,7 +144,7 @@ impl Bench {
             direction: load.op,
             check: load.check,
             concurrency: load.concurrency as usize,
-            bare_loop,
+            bare_loop: None,
             seed: 0,
             lists,
             figures,
@@ -227,7 +197,8 @@ impl Bench {
         self.seed += 1;
         let seed = self.seed;
         let listed = &self.lists[index];
-        self.pair.fill_source(self.direction, &listed.sides, seed);
+        let sides = (index, &listed.sides);
+        self.pair.fill_source(self.direction, sides, seed)?;
         let (began, cpu_ns) = (Instant::now(), activity::cpu_ns());
         let handle = self.pair.post(self.direction, &listed.list)?;
         self.pair.wait(&handle)?;
@@ -236,17 +207,9 @@ impl Bench {
             wall: began.elapsed(),
             here_ns: activity::cpu_ns() - cpu_ns,
         };
-        self.figures.bad_pages += self.pair.bad_slots(self.direction, &listed.sides, seed);
+        self.figures.bad_pages += self.pair.bad_slots(self.direction, sides, seed)?;
         self.figures.checked_pages += listed.sides.here.count();
         Ok(took)
-    }
-
-    /// One slice of the engine and one of the plain copy.
-    pub fn round_without_limit(&mut self) -> Result<(), Failure> {
-        let bare_loop = self.bare_loop.take();
-        let result = self.round();
-        self.bare_loop = bare_loop;
-        result
     }
 
     /// One slice of each kind.
@@ -364,16 +327,21 @@ impl Bench {
         bytes as f64 / wall.as_nanos() as f64
     }
 
-    /// A limit that moves other bytes would be none.
-    fn prove_bare_loop(&mut self) -> Result<(), Failure> {
+    /// Opens the bare loop of the path. A limit that moves other bytes would be none.
+    pub fn open_bare_loop(&mut self) -> Result<(), Failure> {
+        self.bare_loop = BareLoop::open(&mut self.pair)?;
+        let direction = self.direction;
+        self.figures.limit_name = self.bare_loop.as_ref().map(|path| path.name(direction));
         if self.bare_loop.is_none() || self.check == Check::Off {
             return Ok(());
         }
         self.seed += 1;
-        let (direction, seed) = (self.direction, self.seed);
-        self.pair.fill_source(direction, &self.lists[0].sides, seed);
+        let seed = self.seed;
+        let sides = (0, &self.lists[0].sides);
+        self.pair.fill_source(direction, sides, seed)?;
         self.bare_transfer(0)?;
-        match self.pair.bad_slots(direction, &self.lists[0].sides, seed) {
+        let sides = (0, &self.lists[0].sides);
+        match self.pair.bad_slots(direction, sides, seed)? {
             0 => Ok(()),
             bad => Err(Failure::internal(format!(
                 "the bare loop moved {bad} pages wrongly"
@@ -399,8 +367,7 @@ impl Bench {
     fn bare_transfer(&mut self, index: usize) -> Result<(), Failure> {
         let Listed { list, sides } = &self.lists[index];
         match &mut self.bare_loop {
-            Some(BareLoop::Stream(stream)) => self.pair.stream(self.direction, list, sides, stream),
-            Some(BareLoop::Kernel) => self.pair.kernel_copy(self.direction, sides),
+            Some(path) => path.transfer(&mut self.pair, self.direction, (list, sides)),
             None => Ok(()),
         }
     }

@@ -84,13 +84,14 @@ impl Words {
 }
 
 /// Waits for every stage of `barrier`, or for the bell; `pages` are compared after the clock was read.
-/// `next_deadline` gives the bound of the wait for one event, and is asked anew for each.
+/// `next_deadline` gives the bound of the wait for one event, and is asked anew for each; `seen` is told of each.
 pub fn run(
     watch: Watch,
     (view, pages): (&View, &[(Slots, u64)]),
     barrier: Option<&Barrier>,
     (words, bell, notes): (&Words, &Bell, &Notes),
     mut next_deadline: impl FnMut() -> Deadline,
+    mut seen: impl FnMut() -> Result<(), Failure>,
 ) -> Result<(Vec<u64>, u64), Failure> {
     let (ready, word) = (words.at(READY)?, words.at(BELL)?);
     let mut at_ns = Vec::with_capacity(pages.len());
@@ -98,7 +99,7 @@ pub fn run(
     let no_flight = || Failure::internal("no flight is open");
     if watch == Watch::Note {
         ready.store(1, Ordering::Release);
-        at_ns = notes.wait(pages.len(), next_deadline)?;
+        at_ns = notes.wait(pages.len(), next_deadline, seen)?;
         bad_pages = pages
             .iter()
             .map(|(slots, seed)| slots.differing(view, *seed))
@@ -120,6 +121,7 @@ pub fn run(
             Watch::Eventfd | Watch::Note => bell.wait(deadline)?,
         }
         at_ns.push(monotonic_ns());
+        seen()?;
         if matches!(watch, Watch::GateParked | Watch::GateSpinning) {
             bad_pages += slots.differing(view, *seed);
         }
@@ -198,12 +200,27 @@ impl Notes {
         &self,
         count: usize,
         mut next_deadline: impl FnMut() -> Deadline,
+        mut tell: impl FnMut() -> Result<(), Failure>,
     ) -> Result<Vec<u64>, Failure> {
         let mut at_ns = self.at_ns.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut seen, mut deadline) = (0, next_deadline());
-        while at_ns.len() < count {
-            if at_ns.len() > seen {
-                (seen, deadline) = (at_ns.len(), next_deadline());
+        loop {
+            let came = at_ns.len();
+            if came > seen {
+                // The thread that brings notes is not held up by what follows from them.
+                drop(at_ns);
+                for _ in seen..came {
+                    tell()?;
+                }
+                seen = came;
+                if came < count {
+                    deadline = next_deadline();
+                }
+                at_ns = self.at_ns.lock().unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if came >= count {
+                break;
             }
             let left = deadline.remaining();
             if left.is_zero() {
@@ -282,7 +299,7 @@ mod tests {
         ) -> Result<Vec<u64>, Failure> {
             let parts = (&self.words, &self.bell, &self.notes);
             let pages = (&self.view, self.pages.as_slice());
-            let seen = run(watch, pages, None, parts, next_deadline);
+            let seen = run(watch, pages, None, parts, next_deadline, || Ok(()));
             seen.map(|(at_ns, _)| at_ns)
         }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::layout::{self, Layout};
 use super::options::{Backend, Check, Direction, Load, Order};
 use super::pair::Pair;
+use super::route::Route;
 use super::row::{median, quantile, sorted};
 use super::throughput::{Bench, Figures, LEAST_ROUNDS, Round};
 use crate::handoff::console;
@@ -106,13 +107,12 @@ impl Grid {
             setup,
         } = self.pair(asked.page_bytes, slots as u32)?;
         let load = load_of(&asked);
-        let lists = layout::lists(&load, &layout, asked.seed)?;
-        let mut bench = Bench::new(pair, self.backend, &load, lists)?;
+        let mut bench = Bench::new(pair, &load, asked.seed)?;
         bench.verified_pass()?;
         let bad_first = bench.bad_pages();
         let until = Instant::now() + asked.engine_time * 2;
         while bench.rounds() < LEAST_ROUNDS || Instant::now() < until {
-            bench.round_without_limit()?;
+            bench.round()?;
         }
         bench.verified_pass()?;
         let (figures, pair) = bench.finish();
@@ -140,7 +140,8 @@ impl Grid {
             }],
         };
         let began = Instant::now();
-        let pair = Pair::start(self.backend, layout.clone(), self.deadline)?;
+        let route = Route::here(self.backend, self.deadline);
+        let pair = Pair::start(&route, layout.clone())?;
         Ok(Open {
             pair,
             layout,

@@ -570,5 +570,7 @@ fn mix(seed: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
+#[cfg(feature = "one-sided")]
+mod library;
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,8 @@
 //! what was registered stays mapped, in regions that do not close.
 //! Taking a key back proves nothing: revocation asks the peer ([`Access::Direct`]).
 
+#[cfg(feature = "bare")]
+pub(crate) mod bare;
 mod card;
 mod establish;
 mod link;
