@@ -1,6 +1,7 @@
 //! `cargo xtask sim`: transfers, and whole hand-offs, on a virtual clock with every fault at once, one
 //! seed after the other.
 
+use std::thread;
 use std::time::Duration;
 
 use crate::Outcome;
@@ -123,8 +124,44 @@ impl World {
         seeds: u64,
         first: u64,
     ) -> Result<Vec<String>, Failure> {
+        let built = self.job(workspace, "build", seeds, &["--no-run"]).run()?;
+        if !built.succeeded() {
+            built.show_tail(40);
+            let name = self.name;
+            return Err(Failure::new(format!(
+                "the simulation of {name} does not compile"
+            )));
+        }
+        let parts = parts(
+            seeds,
+            first,
+            thread::available_parallelism().map_or(1, usize::from),
+        );
+        let part = |&(first, seeds): &(u64, u64)| self.part(workspace, seeds, first);
+        thread::scope(|scope| {
+            let running: Vec<_> = parts
+                .iter()
+                .map(|range| scope.spawn(|| part(range)))
+                .collect();
+            let mut violations = Vec::new();
+            for thread in running {
+                let ended = thread.join();
+                violations
+                    .extend(ended.map_err(|_| Failure::new("a part of the simulation panicked"))??);
+            }
+            Ok(violations)
+        })
+    }
+
+    /// Some of the seeds, in a process of their own.
+    fn part(&self, workspace: &Workspace, seeds: u64, first: u64) -> Result<Vec<String>, Failure> {
         let name = self.name;
-        let done = self.job(workspace, seeds, first).run()?;
+        let harness = ["--", "--nocapture", "--test-threads=1", "--exact", "seeds"];
+        let done = self
+            .job(workspace, &first.to_string(), seeds, &harness)
+            .env("KVGATE_SIM_SEEDS", seeds.to_string())
+            .env("KVGATE_SIM_SEED", first.to_string())
+            .run()?;
         // The harness may begin a line with the name of the test.
         let found = |line: &str| {
             let what = line.split_once("sim: violation ")?.1;
@@ -149,15 +186,28 @@ impl World {
         Ok(violations)
     }
 
-    fn job(&self, workspace: &Workspace, seeds: u64, first: u64) -> Job {
+    fn job(&self, workspace: &Workspace, log: &str, seeds: u64, more: &[&str]) -> Job {
+        // Many seeds are worth a build that is optimised, with live assertions.
+        let profile: &[&str] = match seeds > SEEDS {
+            true => &["--profile", "loom"],
+            false => &[],
+        };
         workspace
-            .cargo("sim", ["test"])
+            .cargo(&format!("sim-{}-{log}", self.name), ["test"])
+            .args(profile)
             .args(self.args)
-            .args(["--", "--nocapture", "--test-threads=1", "--exact", "seeds"])
-            .env("KVGATE_SIM_SEEDS", seeds.to_string())
-            .env("KVGATE_SIM_SEED", first.to_string())
-            .limit(Duration::from_secs(1800))
+            .args(more)
+            .limit(Duration::from_secs(1800 + seeds))
     }
+}
+
+/// Splits the seeds into as many ranges as there are cores: the first seed of each, and how many.
+fn parts(seeds: u64, first: u64, cores: usize) -> Vec<(u64, u64)> {
+    let count = (cores as u64).min(seeds).max(1);
+    (0..count)
+        .map(|part| (part * seeds / count, (part + 1) * seeds / count))
+        .map(|(from, end)| (first + from, end - from))
+        .collect()
 }
 
 #[cfg(test)]
@@ -171,6 +221,13 @@ mod tests {
         assert_eq!(outcome(false, &violations), Outcome::Found);
         assert_eq!(outcome(true, &violations), Outcome::Clean);
         assert_eq!(outcome(true, &[]), Outcome::Found);
+    }
+
+    #[test]
+    fn every_seed_is_in_one_part() {
+        assert_eq!(parts(7, 10, 3), [(10, 2), (12, 2), (14, 3)]);
+        assert_eq!(parts(1, 5, 4), [(5, 1)]);
+        assert_eq!(parts(500, 1, 2), [(1, 250), (251, 250)]);
     }
 
     #[test]
