@@ -6,12 +6,12 @@ use crate::{Outcome, rows};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Runs one suite only: workspace, doc, loom, faults, sim, examples, kill, ucx, libfabric or report.
-    #[arg(long, value_name = "NAME", conflicts_with = "require")]
-    only: Option<String>,
+    /// Runs these suites only; a name that is none lists them.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<String>,
     /// Fails instead of skipping when one of these is absent.
     ///
-    /// A name that no suite uses yet is refused: requiring it would prove nothing.
+    /// A name that no suite of the run uses is refused: requiring it would prove nothing.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     require: Vec<Service>,
     /// Prints which test covers which report from the field, and runs nothing.
@@ -23,13 +23,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
     if args.list_rows {
         return rows::list(workspace);
     }
-    refuse_unused(&args.require)?;
-    run_suites(workspace, &choose(args.only.as_deref())?, &args.require)
+    let chosen = choose(&args.only)?;
+    refuse_unused(&args.require, &chosen)?;
+    run_suites(workspace, &chosen, &args.require)
 }
 
 /// All suites, without demands on the machine.
 pub(crate) fn run_all(workspace: &Workspace) -> Result<Outcome, Failure> {
-    run_suites(workspace, &choose(None)?, &[])
+    run_suites(workspace, &choose(&[])?, &[])
 }
 
 fn run_suites(
@@ -54,34 +55,31 @@ fn run_suites(
     Ok(Outcome::found_if(closing.failed > 0))
 }
 
-fn choose(only: Option<&str>) -> Result<Vec<&'static Suite>, Failure> {
-    let chosen: Vec<_> = SUITES
-        .iter()
-        .filter(|suite| only.is_none_or(|name| name == suite.name))
-        .collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
-        let asked = only.unwrap_or_default();
+/// The suites with these names, in the order in which they run; no name: all.
+fn choose(only: &[String]) -> Result<Vec<&'static Suite>, Failure> {
+    let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+    if let Some(asked) = only.iter().find(|name| !names.contains(&name.as_str())) {
         return Err(Failure::new(format!(
             "no suite {asked:?}; there are {}",
             names.join(", ")
         )));
     }
-    Ok(chosen)
+    let is_chosen = |suite: &&Suite| only.is_empty() || only.iter().any(|name| name == suite.name);
+    Ok(SUITES.iter().filter(is_chosen).collect())
 }
 
 /// A service that no suite touches cannot be absent, so demanding it would be an empty promise.
-fn refuse_unused(required: &[Service]) -> Result<(), Failure> {
+fn refuse_unused(required: &[Service], chosen: &[&'static Suite]) -> Result<(), Failure> {
     let unused: Vec<_> = required
         .iter()
-        .filter(|service| !SUITES.iter().any(|suite| suite.needs == Some(**service)))
+        .filter(|service| !chosen.iter().any(|suite| suite.needs == Some(**service)))
         .map(|service| service.name())
         .collect();
     if unused.is_empty() {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "--require {}: no suite uses it yet, so it counts as absent",
+        "--require {}: no suite of this run uses it, so it counts as absent",
         unused.join(",")
     )))
 }
@@ -176,20 +174,24 @@ mod tests {
 
     #[test]
     fn what_no_suite_uses_cannot_be_required() {
-        assert!(refuse_unused(&[Service::Chromium]).is_ok());
-        let text = refuse_unused(&[Service::Redis, Service::Chromium])
+        let all = choose(&[]).unwrap();
+        let few = choose(&["report".to_owned()]).unwrap();
+        assert!(refuse_unused(&[Service::Chromium], &all).is_ok());
+        let text = refuse_unused(&[Service::Ucx, Service::Chromium], &few)
             .unwrap_err()
             .to_string();
         assert_eq!(
             text,
-            "--require redis: no suite uses it yet, so it counts as absent"
+            "--require ucx: no suite of this run uses it, so it counts as absent"
         );
-        assert!(refuse_unused(&[Service::S3]).is_err());
+        assert!(refuse_unused(&[Service::Ucx], &few).is_err());
     }
 
     #[test]
     fn an_unknown_suite_is_refused() {
-        assert!(choose(Some("nope")).is_err());
-        assert_eq!(choose(Some("loom")).unwrap().len(), 1);
+        assert!(choose(&["nope".to_owned()]).is_err());
+        let two = choose(&["ucx".to_owned(), "loom".to_owned()]).unwrap();
+        assert_eq!(two[0].name, "loom");
+        assert_eq!(two.len(), 2);
     }
 }
