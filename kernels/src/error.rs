@@ -14,6 +14,8 @@ pub enum ErrorKind {
     EmptyView,
     /// A row was read or written with another channel count than its encoding has.
     ChannelCount,
+    /// A row before the first one that may be written.
+    SharedRow,
     /// Two operands do not have the shape the operation needs.
     Shape,
 }
@@ -47,7 +49,7 @@ impl fmt::Display for KernelError {
         let relation = match self.kind {
             ErrorKind::SlotOutOfRange => "must be below",
             ErrorKind::PageTooSmall => "needs at least",
-            ErrorKind::EmptyView => "must be at least",
+            ErrorKind::EmptyView | ErrorKind::SharedRow => "must be at least",
             ErrorKind::ChannelCount | ErrorKind::Shape => "must be",
         };
         write!(

@@ -243,6 +243,8 @@ pub struct Placement<'a> {
     pub table: &'a [u32],
     /// Bytes of a row.
     pub encoding: RowEncoding,
+    /// Entries before this one are read only: their pages are shared. 0 where nothing is.
+    pub first_writable_entry: u32,
 }
 
 impl Placement<'_> {
@@ -396,8 +398,8 @@ impl<'a> PagedMut<'a> {
     /// A write view of the pool at `base`.
     ///
     /// # Safety
-    /// For `'a`, `base` points to `slot_count * stride_bytes` writable bytes, and nobody else reads or
-    /// writes the pages of the table.
+    /// For `'a`, `base` points to `slot_count * stride_bytes` writable bytes. Nobody else writes the pages of
+    /// the table, and nobody else reads those with an entry from `first_writable_entry` on.
     ///
     /// # Errors
     /// As [`PagedRef::from_raw`].
@@ -431,10 +433,20 @@ impl<'a> PagedMut<'a> {
     /// Encodes `values` as the row of `entry`; a `LatentV4` row is rounded to bf16 first.
     ///
     /// # Errors
-    /// `values` has another length than the row.
+    /// `values` has another length than the row, or the row is shared.
     pub fn store_row(&mut self, entry: u32, values: &[f32]) -> Result<(), KernelError> {
         let encoding = self.placement.encoding;
         check_channels(encoding, values.len())?;
+        let first = self.placement.first_writable_entry;
+        if entry < first {
+            let kind = ErrorKind::SharedRow;
+            return Err(KernelError::new(
+                kind,
+                "entry to write",
+                entry as usize,
+                first as usize,
+            ));
+        }
         let (data, scales) = self.row_mut(entry);
         if encoding == RowEncoding::LatentV4 {
             let mut rounded = [0.0f32; V4_CHANNELS];
@@ -449,7 +461,7 @@ impl<'a> PagedMut<'a> {
     }
 
     /// The data and scale bytes of the row of `entry`, for writing.
-    pub fn row_mut(&mut self, entry: u32) -> (&mut [u8], &mut [u8]) {
+    fn row_mut(&mut self, entry: u32) -> (&mut [u8], &mut [u8]) {
         let p = &self.placement;
         let (data, scales) = p.offsets(entry);
         // SAFETY: I-16: in bounds as in `PagedRef::row`; data and scale parts are disjoint, since the
@@ -496,6 +508,7 @@ mod tests {
             entries_per_page: 4,
             table,
             encoding,
+            first_writable_entry: 0,
         }
     }
 
@@ -526,6 +539,17 @@ mod tests {
                     );
                 }
             }
+            let shared = Placement {
+                first_writable_entry: 3,
+                ..p
+            };
+            // SAFETY: I-1: as above; the view before is not used with it.
+            let mut behind = unsafe { PagedMut::from_raw(pool.as_mut_ptr(), shared) }.unwrap();
+            let refused = behind.store_row(2, &row(2)).unwrap_err();
+            assert_eq!((refused.kind, refused.expected), (ErrorKind::SharedRow, 3));
+            behind.store_row(3, &row(3)).unwrap();
+            // SAFETY: I-1: as above.
+            let mut view = unsafe { PagedMut::from_raw(pool.as_mut_ptr(), p) }.unwrap();
             // Entry 9 wraps onto entry 1.
             view.store_row(9, &row(5)).unwrap();
             let mut got = vec![0.0; n];

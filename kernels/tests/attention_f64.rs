@@ -21,6 +21,7 @@ fn decoded(encoding: RowEncoding) -> KeyRows {
         entries_per_page: 64,
         table: &[0],
         encoding,
+        first_writable_entry: 0,
     };
     // SAFETY: I-1: the page outlives the view and nothing else touches it.
     let mut view = unsafe { PagedMut::from_raw(page.as_mut_ptr(), placement) }.unwrap();

@@ -27,7 +27,10 @@ impl BlockTable {
         windows: Vec<PageId>,
         request: PageId,
     ) -> BlockTable {
-        let ids = [pages, windows, vec![request]];
+        BlockTable::over(schema, tokens, [pages, windows, vec![request]])
+    }
+
+    fn over(schema: &CacheSchema, tokens: u32, ids: [Vec<PageId>; Space::COUNT]) -> BlockTable {
         let numbers = |ids: &Vec<PageId>| ids.iter().map(|id| id.index).collect::<Vec<u32>>();
         let slots = [numbers(&ids[0]), numbers(&ids[1]), numbers(&ids[2])];
         let parts = PAGE_TOKENS / schema.formats().window_page.rows();
@@ -44,15 +47,20 @@ impl BlockTable {
         }
     }
 
-    /// A table of full pages without window and request slots: a prefix.
-    pub(crate) fn of_pages(tokens: u32, pages: Vec<PageId>) -> BlockTable {
-        let numbers = pages.iter().map(|page| page.index).collect();
-        BlockTable {
-            tokens,
-            ids: [pages, Vec::new(), Vec::new()],
-            slots: [numbers, Vec::new(), Vec::new()],
-            window_parts: Vec::new(),
-        }
+    /// A table of full pages without a request slot: a prefix. `windows` is the ring of window slots
+    /// of its end; empty where the prefix cannot be resumed.
+    pub(crate) fn of_prefix(
+        schema: &CacheSchema,
+        tokens: u32,
+        pages: Vec<PageId>,
+        windows: Vec<PageId>,
+    ) -> BlockTable {
+        BlockTable::over(schema, tokens, [pages, windows, Vec::new()])
+    }
+
+    /// Whether this is a prefix: no request slot, so nothing is open behind its last page.
+    pub(crate) fn is_prefix(&self) -> bool {
+        self.slots_of(Space::Request).is_empty()
     }
 
     /// Tokens that the sequence may reach, prompt and output.
@@ -88,7 +96,7 @@ impl BlockTable {
     }
 
     /// Every slot with its space.
-    pub fn iter(&self) -> impl Iterator<Item = (Space, PageId)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Space, PageId)> + Clone {
         Space::ALL
             .into_iter()
             .flat_map(|space| self.slots_of(space).iter().map(move |id| (space, *id)))

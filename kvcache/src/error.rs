@@ -112,6 +112,19 @@ pub enum ErrorKind {
         /// What the barrier says.
         error: BarrierError,
     },
+    /// A request that starts behind a prefix has not taken over the prefix's end in this layer.
+    NotAttached {
+        /// The layer.
+        layer: LayerId,
+        /// Tokens of the prefix.
+        prefix_tokens: u32,
+    },
+    /// A prefix whose window and states were not kept at its end: its pages can be read, and no
+    /// request can go on from there.
+    NoCheckpoint {
+        /// Tokens of the prefix.
+        prefix_tokens: u32,
+    },
     /// The append right of a flight is taken.
     AppendTaken {
         /// The request.
@@ -320,6 +333,17 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{component} of layer {layer} is leased for reading only")
             }
             ErrorKind::Gate { layer, error } => write!(f, "gate of layer {layer}: {error}"),
+            ErrorKind::NotAttached {
+                layer,
+                prefix_tokens,
+            } => write!(
+                f,
+                "layer {layer} is not attached to its prefix of {prefix_tokens} tokens"
+            ),
+            ErrorKind::NoCheckpoint { prefix_tokens } => write!(
+                f,
+                "no window and states are kept at the end of the prefix of {prefix_tokens} tokens"
+            ),
             ErrorKind::AppendTaken { room } => write!(f, "somebody else appends to request {room}"),
             ErrorKind::OtherFlight { room } => {
                 write!(f, "the witness is not of the flight of request {room}")

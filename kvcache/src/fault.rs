@@ -174,6 +174,6 @@ impl AppendLease {
     pub fn layer_ungated(&mut self, layer: LayerId) -> Result<LayerMut<'_>, Error> {
         let tenancy = &self.lease().core().tenancy;
         tenancy.pools.schema.check_layer(layer)?;
-        Ok(LayerMut::new(&tenancy.pools, &tenancy.table, layer))
+        Ok(LayerMut::new(tenancy, layer, tenancy.shared_tokens()))
     }
 }

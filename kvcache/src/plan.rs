@@ -10,7 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Arrival, BarrierPlan, ChunkId, ChunkSpec, DescriptorList, Epoch, Incarnation, PoolId,
+    Arrival, BarrierPlan, ChunkId, ChunkSpec, Deadline, DescriptorList, Epoch, Incarnation, PoolId,
     SourceReady, StageId, WriterRank,
 };
 
@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::{LayerId, Room};
 use crate::lease::{SourceLease, WrittenLayer, stage_of};
 use crate::pool::PoolSet;
+use crate::prefix::{PrefixLayer, PrefixLease};
 use crate::schema::{CacheSchema, ComponentRow, PAGE_TOKENS, PoolIndex, Space};
 
 /// The layers that one sending process delivers.
@@ -50,6 +51,8 @@ pub struct PlannedChunk {
 #[derive(Clone, Debug)]
 pub struct TransferPlan {
     schema: Arc<CacheSchema>,
+    /// Tokens that the receiver has already; a multiple of 256.
+    start_tokens: u32,
     prompt_tokens: u32,
     /// Ends of the segments in tokens; the last one is the prompt length.
     segment_ends: Vec<u32>,
@@ -121,7 +124,27 @@ impl TransferPlan {
         segment_ends: Vec<u32>,
         writers: Vec<WriterLayers>,
     ) -> Result<TransferPlan, Error> {
-        check_segments(prompt_tokens, &segment_ends)?;
+        TransferPlan::compile_from(schema, 0, prompt_tokens, segment_ends, writers)
+    }
+
+    /// As [`TransferPlan::compile`], for a receiver that has the pages of the first `start_tokens` tokens
+    /// already: they do not cross. The window and the states cross whole, they are those of the end.
+    ///
+    /// # Errors
+    /// `InvalidRequest` naming what does not fit: also a start that is no multiple of 256, or one that
+    /// leaves nothing to the first segment.
+    pub fn compile_from(
+        schema: Arc<CacheSchema>,
+        start_tokens: u32,
+        prompt_tokens: u32,
+        segment_ends: Vec<u32>,
+        writers: Vec<WriterLayers>,
+    ) -> Result<TransferPlan, Error> {
+        if !start_tokens.is_multiple_of(PAGE_TOKENS) {
+            let expected = format!("a multiple of {PAGE_TOKENS}");
+            return Err(invalid("start_tokens", start_tokens.into(), expected));
+        }
+        check_segments(start_tokens, prompt_tokens, &segment_ends)?;
         for layer in schema.layers() {
             let count = writers
                 .iter()
@@ -134,10 +157,16 @@ impl TransferPlan {
         }
         Ok(TransferPlan {
             schema,
+            start_tokens,
             prompt_tokens,
             segment_ends,
             writers,
         })
+    }
+
+    /// Tokens whose pages the receiver has already.
+    pub fn start_tokens(&self) -> u32 {
+        self.start_tokens
     }
 
     /// The prompt length.
@@ -153,9 +182,9 @@ impl TransferPlan {
     /// Tokens of one segment.
     pub fn segment_tokens(&self, segment: u32) -> Option<Range<u32>> {
         let end = *self.segment_ends.get(segment as usize)?;
-        let start = segment
-            .checked_sub(1)
-            .map_or(0, |before| self.segment_ends[before as usize]);
+        let start = segment.checked_sub(1).map_or(self.start_tokens, |before| {
+            self.segment_ends[before as usize]
+        });
         Some(start..end)
     }
 
@@ -246,9 +275,16 @@ impl TransferPlan {
     /// `InvalidRequest` with the missing count.
     pub(crate) fn check_fits(&self, table: &BlockTable) -> Result<(), Error> {
         let counts = self.schema.slots_for(self.prompt_tokens);
+        let is_prefix = table.is_prefix() && self.prompt_tokens.is_multiple_of(PAGE_TOKENS);
         for space in Space::ALL {
             let found = table.slots_of(space).len() as u64;
-            let needed = counts.of(space);
+            let needed = match space {
+                Space::Window if is_prefix => {
+                    self.schema.boundary_windows(self.prompt_tokens).len() as u32
+                }
+                Space::Request if is_prefix => 0,
+                _ => counts.of(space),
+            };
             if found < u64::from(needed) {
                 return Err(invalid(
                     "slots",
@@ -258,6 +294,18 @@ impl TransferPlan {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the receiver has exactly the pages that the plan leaves out.
+    ///
+    /// # Errors
+    /// `InvalidRequest`.
+    pub(crate) fn check_start(&self, held_tokens: u32) -> Result<(), Error> {
+        if self.start_tokens == held_tokens {
+            return Ok(());
+        }
+        let expected = format!("{held_tokens}, the tokens that the slots hold already");
+        Err(invalid("start_tokens", self.start_tokens.into(), expected))
     }
 
     /// What one segment adds to one layer, as seen by its writer.
@@ -301,7 +349,52 @@ impl TransferPlan {
         if written_end < needed_tokens || (is_last && written_end != needed_tokens) {
             return Err(not_written(layer, needed_tokens, written));
         }
-        let source = written.source().block_table();
+        let from = Source {
+            layer,
+            table: written.source().block_table(),
+            ready: source_ready(written),
+            keepalive: written.source().clone(),
+        };
+        self.assemble(pools, segment, from, target)
+    }
+
+    /// What the whole plan adds to one layer, from a prefix of the tree whose layer has landed.
+    ///
+    /// A plan of one segment that ends where the prefix ends; with window rows, the prefix must have
+    /// its checkpoint.
+    ///
+    /// # Errors
+    /// As [`TransferPlan::post`].
+    pub fn post_prefix(
+        &self,
+        pools: &PoolSet,
+        lease: &Arc<PrefixLease>,
+        layer: LayerId,
+        deadline: Deadline,
+        target: &PostTarget<'_>,
+    ) -> Result<KvPost, Error> {
+        if self.segment_ends.len() != 1 || self.prompt_tokens != lease.block_table().tokens() {
+            let expected = format!("one segment of {} tokens", lease.block_table().tokens());
+            return Err(invalid("plan", self.prompt_tokens.into(), expected));
+        }
+        let landed = lease.layer(layer, deadline)?;
+        let from = Source {
+            layer,
+            table: lease.block_table(),
+            ready: landed_ready(&landed),
+            keepalive: SourceLease::of_prefix(lease),
+        };
+        self.assemble(pools, 0, from, target)
+    }
+
+    fn assemble(
+        &self,
+        pools: &PoolSet,
+        segment: u32,
+        from: Source<'_>,
+        target: &PostTarget<'_>,
+    ) -> Result<KvPost, Error> {
+        let (layer, source) = (from.layer, from.table);
         self.check_fits(source)?;
         self.check_fits(target.table)?;
         let local_pools = pools.pool_ids().ok_or(ErrorKind::NotRegistered)?;
@@ -325,8 +418,8 @@ impl TransferPlan {
             .collect();
         Ok(KvPost {
             moves,
-            source: source_ready(written),
-            keepalive: written.source().clone(),
+            source: from.ready,
+            keepalive: from.keepalive,
             arrival: Arrival {
                 epoch: target.epoch,
                 tickets,
@@ -438,11 +531,13 @@ impl KvPost {
     }
 }
 
-fn check_segments(prompt_tokens: u32, ends: &[u32]) -> Result<(), Error> {
-    let mut start = 0;
+fn check_segments(start_tokens: u32, prompt_tokens: u32, ends: &[u32]) -> Result<(), Error> {
+    let mut start = start_tokens;
     for (index, &end) in ends.iter().enumerate() {
         let is_last = index + 1 == ends.len();
-        if end <= start {
+        // Behind a prefix that is the whole prompt, only the window and the states are left.
+        let is_tail_only = index == 0 && start_tokens > 0 && end == start;
+        if end <= start && !is_tail_only {
             return Err(invalid(
                 "segment_ends",
                 end.into(),
@@ -458,7 +553,7 @@ fn check_segments(prompt_tokens: u32, ends: &[u32]) -> Result<(), Error> {
         }
         start = end;
     }
-    if start != prompt_tokens || start == 0 {
+    if start != prompt_tokens || start == 0 || ends.is_empty() {
         let expected = format!("segments that end at the prompt length, {prompt_tokens}, above 0");
         return Err(invalid("segment_ends", start.into(), expected));
     }
@@ -482,8 +577,22 @@ fn not_written(layer: LayerId, needed_tokens: u32, written: &WrittenLayer) -> Er
     })
 }
 
-/// The witness that the transfer engine asks for. The one place of this crate that makes it (I-7): the
-/// layer was committed by the thread that wrote it, and the caller got the witness from that thread.
+/// Where a post comes from.
+struct Source<'a> {
+    layer: LayerId,
+    table: &'a BlockTable,
+    ready: SourceReady,
+    keepalive: SourceLease,
+}
+
+/// The witness for pages of the prefix tree: a prefix is published against the witnesses of all its
+/// layers, or it came in a flight whose layer has landed here (I-7).
+fn landed_ready(_landed: &PrefixLayer<'_>) -> SourceReady {
+    SourceReady::host_written()
+}
+
+/// The witness that the transfer engine asks for. With `landed_ready` the one place of this crate that makes it
+/// (I-7): the layer was committed by the thread that wrote it, and the caller got the witness from that thread.
 fn source_ready(_written: &WrittenLayer) -> SourceReady {
     SourceReady::host_written()
 }

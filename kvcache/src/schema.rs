@@ -475,6 +475,19 @@ impl CacheSchema {
         }
     }
 
+    /// Ordinals of the window slots (position / 256) that hold a live row at a boundary of `tokens`
+    /// tokens: what a request needs that goes on from there.
+    pub fn boundary_windows(&self, tokens: u32) -> Range<u32> {
+        let of_window = self.rows.iter().filter(|row| row.space == Space::Window);
+        let first = of_window
+            .map(|row| row.live_entries(tokens, self.geometry.window_tokens))
+            .filter(|live| !live.is_empty())
+            .map(|live| live.start / PAGE_TOKENS)
+            .min();
+        let end = tokens.div_ceil(PAGE_TOKENS);
+        first.unwrap_or(end)..end
+    }
+
     /// Ordinals of the physical pages of `row` that hold a live entry.
     pub fn live_ordinals(&self, row: &ComponentRow, prompt_tokens: u32) -> Range<u32> {
         let live = row.live_entries(prompt_tokens, self.geometry.window_tokens);

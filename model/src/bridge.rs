@@ -131,7 +131,7 @@ fn paged<'a>(
     }
     let placement = placement(&v, encoding)?;
     // SAFETY: I-1, I-19: the view comes from a write or append lease of this sequence, borrowed for 'a,
-    // so its pages are live and nobody else touches them; each component is taken once per call, and
+    // so its pages are live, and nobody else touches those that it may write; each component is taken once per call, and
     // components have separate pools. I-16: base, stride and slot count are the pool's own.
     Ok(unsafe { PagedMut::from_raw(v.base_ptr(), placement) }?)
 }
@@ -151,6 +151,7 @@ fn placement<'a>(
         entries_per_page: v.entries_per_page(),
         table: v.table(),
         encoding,
+        first_writable_entry: v.first_writable_entry(),
     })
 }
 

@@ -58,10 +58,11 @@ impl AppendLease {
             }
             .into());
         }
+        let tenancy = &core.tenancy;
         Ok(LayerMut::new(
-            &core.tenancy.pools,
-            &core.tenancy.table,
+            tenancy,
             ready.layer(),
+            tenancy.shared_tokens(),
         ))
     }
 

@@ -83,13 +83,14 @@ fn promise(
     writer_count: usize,
 ) -> Result<Arc<Barrier>, Error> {
     plan.check_fits(&tenancy.table)?;
+    plan.check_start(tenancy.shared_tokens())?;
     let barrier = Barrier::new(plan.barrier_plan()?, epoch);
     let writer_count = u16::try_from(writer_count).unwrap_or(u16::MAX);
     let expect = |slot: &Slot, generation| slot.expect_writers(generation, writer_count);
     tenancy
         .pools
         .allocator
-        .each(&tenancy.table, expect, Slot::unexpect_writers)?;
+        .each(tenancy.own_slots(), expect, Slot::unexpect_writers)?;
     Ok(barrier)
 }
 

@@ -69,6 +69,7 @@ impl PageLease {
     /// which changes nothing. `UnknownLayer`.
     pub fn layer(&self, layer: LayerId, deadline: Deadline) -> Result<ReadyLayer<'_>, Error> {
         self.schema().check_layer(layer)?;
+        self.core.tenancy.wait_shared(layer, deadline)?;
         self.barrier()
             .wait(stage_of(layer), deadline)
             .map_err(|error| gate_error(layer, error))?;

@@ -12,8 +12,9 @@ use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
 use crate::ids::LayerId;
 use crate::layout::RowFormat;
+use crate::lease::tenancy::Tenancy;
 use crate::pool::PoolInner;
-use crate::schema::{Component, ComponentRow};
+use crate::schema::{Component, ComponentRow, Space};
 
 /// The pages of one component of one layer of one sequence.
 ///
@@ -26,6 +27,8 @@ pub struct ComponentView<'a> {
     page_count: u32,
     table: &'a [u32],
     is_writable: bool,
+    /// Entries before it are shared with others.
+    first_writable_entry: u32,
 }
 
 impl<'a> ComponentView<'a> {
@@ -33,7 +36,7 @@ impl<'a> ComponentView<'a> {
         pools: &'a PoolInner,
         row: &'a ComponentRow,
         table: &'a BlockTable,
-        is_writable: bool,
+        write_floor: Option<u32>,
     ) -> ComponentView<'a> {
         let span = pools.span(row.pool);
         ComponentView {
@@ -41,7 +44,11 @@ impl<'a> ComponentView<'a> {
             row,
             page_count: span.page_count,
             table: table.table_of(row),
-            is_writable,
+            is_writable: write_floor.is_some(),
+            first_writable_entry: match (write_floor, row.space) {
+                (Some(tokens), Space::Page) => tokens / row.component.spec().group_tokens,
+                _ => 0,
+            },
         }
     }
 
@@ -95,6 +102,12 @@ impl<'a> ComponentView<'a> {
         self.is_writable
     }
 
+    /// Entries before this one are read only, whatever the lease allows: they lie in pages that are
+    /// shared with others. 0 where nothing is shared.
+    pub fn first_writable_entry(&self) -> u32 {
+        self.first_writable_entry
+    }
+
     /// Live bytes of a row: data and scales, without padding. The length of a row image.
     pub fn row_image_bytes(&self) -> usize {
         let place = self.row.format.row_place(0, self.row.rows_per_page);
@@ -133,7 +146,7 @@ impl<'a> ComponentView<'a> {
     /// Writes the image of the row of `entry` (data, then scales). Padding is left as it is.
     ///
     /// # Errors
-    /// `ReadOnly` when the lease does not allow writing.
+    /// `ReadOnly` when the lease does not allow writing, or when the page is shared.
     ///
     /// # Panics
     /// When `from` is not [`ComponentView::row_image_bytes`] long.
@@ -144,7 +157,7 @@ impl<'a> ComponentView<'a> {
             "length of a {} row",
             self.component()
         );
-        if !self.is_writable {
+        if !self.is_writable || entry < self.first_writable_entry {
             let (component, layer) = (self.component(), self.row.layer);
             return Err(ErrorKind::ReadOnly { component, layer }.into());
         }
@@ -210,6 +223,8 @@ impl fmt::Debug for ComponentView<'_> {
 #[derive(Debug)]
 pub struct LayerMut<'a> {
     layer: Layer<'a>,
+    /// Tokens at the start whose pages are shared.
+    floor_tokens: u32,
     /// Two threads must not write through one view.
     _not_sync: PhantomData<*mut u8>,
 }
@@ -228,13 +243,14 @@ struct Layer<'a> {
 }
 
 impl<'a> LayerMut<'a> {
-    pub(crate) fn new(pools: &'a PoolInner, table: &'a BlockTable, layer: LayerId) -> LayerMut<'a> {
+    pub(crate) fn new(tenancy: &'a Tenancy, layer: LayerId, floor_tokens: u32) -> LayerMut<'a> {
         LayerMut {
             layer: Layer {
-                pools,
-                table,
+                pools: &tenancy.pools,
+                table: &tenancy.table,
                 layer,
             },
+            floor_tokens,
             _not_sync: PhantomData,
         }
     }
@@ -246,7 +262,7 @@ impl<'a> LayerMut<'a> {
 
     /// The pages of one component; `None` when this layer has none.
     pub fn component(&self, component: Component) -> Option<ComponentView<'_>> {
-        self.layer.view(component, true)
+        self.layer.view(component, Some(self.floor_tokens))
     }
 }
 
@@ -268,17 +284,17 @@ impl<'a> LayerRef<'a> {
 
     /// The pages of one component; `None` when this layer has none.
     pub fn component(&self, component: Component) -> Option<ComponentView<'a>> {
-        self.layer.view(component, false)
+        self.layer.view(component, None)
     }
 }
 
 impl<'a> Layer<'a> {
-    fn view(&self, component: Component, is_writable: bool) -> Option<ComponentView<'a>> {
+    fn view(&self, component: Component, write_floor: Option<u32>) -> Option<ComponentView<'a>> {
         let row = self.pools.schema.row(self.layer, component)?;
         if self.table.table_of(row).is_empty() {
             return None;
         }
-        Some(ComponentView::new(self.pools, row, self.table, is_writable))
+        Some(ComponentView::new(self.pools, row, self.table, write_floor))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use kvgate_transfer::sync::Arc;
-use kvgate_transfer::{Epoch, FlightLedger};
+use kvgate_transfer::{Deadline, Epoch, FlightLedger};
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
@@ -14,6 +14,8 @@ use crate::lease::tenancy::{Pin, Tenancy};
 use crate::lease::view::LayerMut;
 use crate::pool::PoolInner;
 use crate::pool::drain::DrainingFlight;
+use crate::prefix::PrefixLease;
+use crate::prefix::resume::Resumption;
 
 /// Reserved slots of all components and the only right to write them.
 ///
@@ -26,6 +28,10 @@ pub struct WriteLease {
     /// Tokens committed per layer, from 0.
     committed: Vec<u32>,
     source: Option<Arc<Pin>>,
+    /// The prefix that it goes on from, until every layer is attached.
+    resumption: Option<Box<Resumption>>,
+    /// Tokens at the start whose pages are the tree's (I-19).
+    floor_tokens: u32,
 }
 
 /// Witness that the rows of one layer for `tokens` are written, ordered before whoever holds it.
@@ -44,16 +50,68 @@ pub struct WrittenLayer {
 #[derive(Clone)]
 #[must_use = "the slots are kept only while this lives"]
 pub struct SourceLease {
-    pin: Arc<Pin>,
+    keeper: Keeper,
+}
+
+#[derive(Clone)]
+enum Keeper {
+    Request(Arc<Pin>),
+    Prefix(Arc<PrefixLease>),
 }
 
 impl WriteLease {
     pub(crate) fn new(tenancy: Arc<Tenancy>) -> WriteLease {
         let committed = vec![0; usize::from(tenancy.pools.schema.layer_count())];
+        let floor_tokens = tenancy.shared_tokens();
         WriteLease {
             tenancy: Some(tenancy),
             committed,
             source: None,
+            resumption: None,
+            floor_tokens,
+        }
+    }
+
+    /// With the end of a prefix to attach.
+    pub(crate) fn resuming(mut self, resumption: Resumption) -> WriteLease {
+        self.resumption = Some(Box::new(resumption));
+        self
+    }
+
+    /// Takes over the end of the prefix in one layer: waits until the layer has landed in every page of
+    /// the prefix, and copies the window and the states of its checkpoint into this lease's own slots.
+    /// From then on the layer can be read and written behind the prefix, whose tokens count as
+    /// committed. Nothing to do for a lease that does not resume, or a second time.
+    ///
+    /// # Errors
+    /// `Gate` when a flight that brings a part of the prefix failed, or at the deadline: the prefix is
+    /// then a miss. `NoCheckpoint`, `UnknownLayer`.
+    pub fn attach_layer(&mut self, layer: LayerId, deadline: Deadline) -> Result<(), Error> {
+        let tenancy = self.tenancy().clone();
+        tenancy.pools.schema.check_layer(layer)?;
+        let Some(resumption) = &mut self.resumption else {
+            return Ok(());
+        };
+        if resumption.is_attached(layer) {
+            return Ok(());
+        }
+        tenancy.wait_shared(layer, deadline)?;
+        resumption.copy_layer(layer, &tenancy, deadline)?;
+        self.committed[layer.index()] = resumption.tokens();
+        if resumption.is_over() {
+            self.resumption = None;
+        }
+        Ok(())
+    }
+
+    fn check_attached(&self, layer: LayerId) -> Result<(), Error> {
+        match &self.resumption {
+            Some(resumption) if !resumption.is_attached(layer) => Err(ErrorKind::NotAttached {
+                layer,
+                prefix_tokens: resumption.tokens(),
+            }
+            .into()),
+            _ => Ok(()),
         }
     }
 
@@ -80,25 +138,28 @@ impl WriteLease {
     /// The pages of one layer, to write and to read what was written.
     ///
     /// # Errors
-    /// `UnknownLayer`.
+    /// `UnknownLayer`; `NotAttached` for a lease that resumes, before [`WriteLease::attach_layer`].
     pub fn layer_mut(&mut self, layer: LayerId) -> Result<LayerMut<'_>, Error> {
         let tenancy = self.tenancy();
         tenancy.pools.schema.check_layer(layer)?;
-        Ok(LayerMut::new(&tenancy.pools, &tenancy.table, layer))
+        self.check_attached(layer)?;
+        Ok(LayerMut::new(tenancy, layer, self.floor_tokens))
     }
 
     /// States that the rows of one layer for `tokens` are written by this thread, or by threads that
     /// it has joined. The witness covers everything committed so far.
     ///
     /// # Errors
-    /// `UnknownLayer`; `CommitGap` when tokens between the last commit and this one are missing or
-    /// the range does not fit the reservation; `Slot` when a reader count is full.
+    /// `UnknownLayer`; `NotAttached` as for [`WriteLease::layer_mut`]; `CommitGap` when tokens between
+    /// the last commit and this one are missing or the range does not fit the reservation; `Slot` when
+    /// a reader count is full.
     pub fn commit_layer(
         &mut self,
         layer: LayerId,
         tokens: Range<u32>,
     ) -> Result<WrittenLayer, Error> {
         self.tenancy().pools.schema.check_layer(layer)?;
+        self.check_attached(layer)?;
         let done = self.committed[layer.index()];
         let limit = self.block_table().tokens();
         if tokens.start > done || tokens.end < done.max(1) || tokens.end > limit {
@@ -137,7 +198,9 @@ impl WriteLease {
                 pin
             }
         };
-        Ok(SourceLease { pin })
+        Ok(SourceLease {
+            keeper: Keeper::Request(pin),
+        })
     }
 
     /// Ends the lease. The slots are free once the operations that read them are terminal.
@@ -150,6 +213,11 @@ impl WriteLease {
     /// Whether its slots are slots of these pools.
     pub(crate) fn is_of(&self, pools: &Arc<PoolInner>) -> bool {
         Arc::ptr_eq(&self.tenancy().pools, pools)
+    }
+
+    /// Pages of the first `tokens` tokens are the tree's from now on: read only (I-19).
+    pub(crate) fn raise_floor(&mut self, tokens: u32) {
+        self.floor_tokens = self.floor_tokens.max(tokens);
     }
 
     /// Takes the slots out; the lease then ends without draining them.
@@ -165,7 +233,7 @@ impl WriteLease {
         self.tenancy = Some(tenancy);
     }
 
-    fn tenancy(&self) -> &Arc<Tenancy> {
+    pub(crate) fn tenancy(&self) -> &Arc<Tenancy> {
         self.tenancy
             .as_ref()
             .expect("I-10: a write lease is ended once, by value or by drop")
@@ -216,16 +284,30 @@ impl fmt::Debug for WrittenLayer {
 }
 
 impl SourceLease {
+    pub(crate) fn of_prefix(lease: &Arc<PrefixLease>) -> SourceLease {
+        SourceLease {
+            keeper: Keeper::Prefix(lease.clone()),
+        }
+    }
+
     /// The slots it keeps.
     pub fn block_table(&self) -> &BlockTable {
-        &self.pin.tenancy.table
+        match &self.keeper {
+            Keeper::Request(pin) => &pin.tenancy.table,
+            Keeper::Prefix(lease) => lease.block_table(),
+        }
+    }
+
+    /// Whether it keeps the slots of that request.
+    pub(crate) fn is_of(&self, tenancy: &Arc<Tenancy>) -> bool {
+        matches!(&self.keeper, Keeper::Request(pin) if Arc::ptr_eq(&pin.tenancy, tenancy))
     }
 }
 
 impl fmt::Debug for SourceLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SourceLease")
-            .field("tenancy", &self.pin.tenancy)
+            .field("block_table", self.block_table())
             .finish()
     }
 }

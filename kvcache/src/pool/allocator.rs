@@ -7,7 +7,6 @@
 
 use kvgate_transfer::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
-use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
 use crate::ids::PageId;
 use crate::page::{Phase, Slot, SlotFault};
@@ -144,18 +143,18 @@ impl Allocator {
         &self.spaces[space.index()].slots[id.index as usize]
     }
 
-    /// Applies one transition to every slot of a table; on a fault the ones before are undone.
+    /// Applies one transition to every slot; on a fault the ones before are undone.
     pub(crate) fn each(
         &self,
-        table: &BlockTable,
+        slots: impl Iterator<Item = (Space, PageId)> + Clone,
         step: impl Fn(&Slot, u32) -> Result<(), SlotFault>,
         undo: impl Fn(&Slot, u32) -> Result<(), SlotFault>,
     ) -> Result<(), Error> {
-        for (done, (space, id)) in table.iter().enumerate() {
+        for (done, (space, id)) in slots.clone().enumerate() {
             let Err(fault) = step(self.slot(space, id), id.generation) else {
                 continue;
             };
-            for (space, id) in table.iter().take(done) {
+            for (space, id) in slots.take(done) {
                 // The step was made above and nobody else undoes it.
                 let _undone = undo(self.slot(space, id), id.generation);
             }

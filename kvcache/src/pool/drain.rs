@@ -12,6 +12,7 @@ use kvgate_transfer::{
 use crate::ids::PageId;
 use crate::pool::PoolInner;
 use crate::pool::allocator::Allocator;
+use crate::prefix::hold::Hold;
 use crate::schema::Space;
 
 /// Draining slots with everything that must be proven before they are free.
@@ -25,8 +26,16 @@ pub(crate) struct Parked {
     flight_epoch: Option<Epoch>,
     flight_proof: Option<Quiesced>,
     is_quarantined: bool,
-    /// Accesses to slots that went to another owner; over when this is proven.
-    guards: Vec<Outstanding>,
+    /// What is kept of others, and given up when this is proven.
+    kept: Vec<Kept>,
+}
+
+/// A use of a slot of another owner.
+pub(crate) enum Kept {
+    /// A slot that went to the prefix tree.
+    HandedOver(Outstanding),
+    /// A page of the prefix tree.
+    Shared(Hold),
 }
 
 impl Parked {
@@ -46,13 +55,13 @@ impl Parked {
             flight_epoch,
             flight_proof: None,
             is_quarantined: false,
-            guards: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
     /// Keeps accesses to slots of other owners until everything here is proven.
-    pub(crate) fn holding(mut self, guards: Vec<Outstanding>) -> Parked {
-        self.guards = guards;
+    pub(crate) fn holding(mut self, kept: Vec<Kept>) -> Parked {
+        self.kept = kept;
         self
     }
 
@@ -110,7 +119,12 @@ impl Parked {
         let is_local_quiet = self.ledger_proof.as_ref().is_some_and(is_ours);
         let is_flight_quiet = self.flight_epoch.is_none() || self.flight_proof.is_some();
         if is_local_quiet && is_flight_quiet {
-            self.guards.clear();
+            for kept in self.kept.drain(..) {
+                match kept {
+                    Kept::HandedOver(access) => drop(access),
+                    Kept::Shared(hold) => hold.release(allocator),
+                }
+            }
             self.slots = allocator.free(&self.slots);
         }
         self.slots.is_empty()

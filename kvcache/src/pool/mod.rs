@@ -17,8 +17,8 @@ use kvgate_transfer::{
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
-use crate::ids::Room;
-use crate::lease::tenancy::Tenancy;
+use crate::ids::{PageId, Room};
+use crate::lease::tenancy::{Shared, Tenancy};
 use crate::lease::write::WriteLease;
 use crate::page::raw::{PoolBytes, PoolSpan};
 use crate::pool::allocator::Allocator;
@@ -251,23 +251,26 @@ impl PoolSet {
             return Err(kind.into());
         }
         let schema = &self.inner.schema;
-        let counts = schema.slots_for(total_tokens);
-        let slots = match self.inner.allocator.reserve(counts) {
+        let [pages, windows, request] = self.take_slots(schema.slots_for(total_tokens))?;
+        let table = BlockTable::new(schema, total_tokens, pages, windows, request[0]);
+        Ok(self.write_lease(table, room, Shared::default()))
+    }
+
+    /// Takes slots; a sweep comes before it gives up.
+    pub(crate) fn take_slots(&self, counts: SlotCounts) -> Result<[Vec<PageId>; 3], Error> {
+        match self.inner.allocator.reserve(counts) {
             Err(error) if error.is_retryable() => {
                 self.sweep();
-                self.inner.allocator.reserve(counts)?
+                self.inner.allocator.reserve(counts)
             }
-            other => other?,
-        };
-        let [pages, windows, request] = slots;
-        let table = BlockTable::new(schema, total_tokens, pages, windows, request[0]);
+            other => other,
+        }
+    }
+
+    /// The lease of taken slots.
+    pub(crate) fn write_lease(&self, table: BlockTable, room: Room, shared: Shared) -> WriteLease {
         let epoch = self.inner.next_number();
-        Ok(WriteLease::new(Tenancy::new(
-            &self.inner,
-            table,
-            room,
-            epoch,
-        )))
+        WriteLease::new(Tenancy::new(&self.inner, table, room, epoch, shared))
     }
 
     /// Frees what has been proven quiet since. Called by `reserve` and `stats` as well.

@@ -3,46 +3,53 @@
 use std::fmt;
 
 use kvgate_transfer::sync::Arc;
-use kvgate_transfer::{Barrier, Deadline, FlightLedger, Outstanding, StepClock};
+use kvgate_transfer::{Barrier, Deadline, FlightLedger, StepClock};
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
 use crate::ids::{LayerId, PageId};
 use crate::lease::stage_of;
+use crate::lease::tenancy::wait_gates;
 use crate::lease::view::LayerRef;
 use crate::lease::write::WriteLease;
 use crate::pool::PoolSet;
-use crate::pool::allocator::slot_error;
+use crate::prefix::hold::Hold;
 use crate::schema::Space;
 
-/// One leased page with the gate it is read through.
+/// One leased slot with the gate it is read through.
 pub(crate) struct Run {
     pools: PoolSet,
-    page: PageId,
     barrier: Arc<Barrier>,
     ledger: Arc<FlightLedger>,
-    /// Given up after the reader count.
-    _outstanding: Outstanding,
+    /// `None` once it went to a request.
+    hold: Option<Hold>,
 }
 
 impl Run {
     pub(crate) fn new(
         pools: &PoolSet,
-        page: PageId,
+        space: Space,
+        id: PageId,
         barrier: Arc<Barrier>,
         ledger: &Arc<FlightLedger>,
     ) -> Result<Run, Error> {
-        let outstanding = FlightLedger::begin(ledger)?;
-        let slot = pools.inner.allocator.slot(Space::Page, page);
-        slot.acquire_reader(page.generation)
-            .map_err(|fault| slot_error(Space::Page, page.index, fault))?;
+        let hold = Hold::new(&pools.inner.allocator, space, id, ledger)?;
         Ok(Run {
             pools: pools.clone(),
-            page,
             barrier,
             ledger: ledger.clone(),
-            _outstanding: outstanding,
+            hold: Some(hold),
         })
+    }
+
+    fn id(&self) -> PageId {
+        let hold = self.hold.as_ref();
+        hold.expect("I-10: a run gives its hold up once").id()
+    }
+
+    fn into_hold(mut self) -> Hold {
+        let hold = self.hold.take();
+        hold.expect("I-10: a run gives its hold up once")
     }
 
     /// Whether it is read without a gate.
@@ -53,18 +60,31 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let slot = self.pools.inner.allocator.slot(Space::Page, self.page);
-        let released = slot.release_reader(self.page.generation);
-        debug_assert!(released.is_ok(), "I-10: page {}: {released:?}", self.page);
+        if let Some(hold) = self.hold.take() {
+            hold.release(&self.pools.inner.allocator);
+        }
     }
 }
 
 /// The right to read the pages of a prefix. It keeps them, also when the tree gives them up.
+///
+/// With a checkpoint ([`PrefixLease::has_checkpoint`]) it also keeps the window and the states of the end
+/// of the prefix, from which a request can go on ([`PoolSet::resume`]).
 #[must_use = "the pages are kept only while this lives"]
 pub struct PrefixLease {
     pools: PoolSet,
     table: BlockTable,
     runs: Vec<Run>,
+    /// Window slots of the end.
+    tail: Vec<Run>,
+}
+
+/// A prefix lease taken apart for a request that goes on behind it.
+pub(crate) struct PrefixParts {
+    pub(crate) table: BlockTable,
+    pub(crate) holds: Vec<Hold>,
+    pub(crate) gates: Vec<Arc<Barrier>>,
+    pub(crate) tail: Vec<Run>,
 }
 
 /// Proof that one layer of every page of a prefix is visible here (I-1, I-2).
@@ -92,17 +112,43 @@ pub struct PrefixLayer<'l> {
 }
 
 impl PrefixLease {
-    pub(crate) fn new(pools: &PoolSet, runs: Vec<Run>, tokens: u32) -> PrefixLease {
-        let pages = runs.iter().map(|run| run.page).collect();
-        let table = BlockTable::of_pages(tokens, pages);
+    pub(crate) fn new(pools: &PoolSet, runs: Vec<Run>, tail: Vec<Run>, tokens: u32) -> PrefixLease {
+        let ids = |runs: &Vec<Run>| runs.iter().map(Run::id).collect();
+        let table = BlockTable::of_prefix(pools.schema(), tokens, ids(&runs), ids(&tail));
         PrefixLease {
             pools: pools.clone(),
             table,
             runs,
+            tail,
         }
     }
 
-    /// The pages. There are no window and request slots in a prefix.
+    /// Whether the window and the states of its end are kept with it.
+    pub fn has_checkpoint(&self) -> bool {
+        !self.tail.is_empty()
+    }
+
+    /// Tokens of the prefix.
+    pub fn tokens(&self) -> u32 {
+        self.table.tokens()
+    }
+
+    pub(crate) fn is_of(&self, pools: &PoolSet) -> bool {
+        Arc::ptr_eq(&self.pools.inner, &pools.inner)
+    }
+
+    /// What a request needs of it that goes on behind it.
+    pub(crate) fn into_parts(self) -> PrefixParts {
+        let gates = gates_of(&self.runs);
+        PrefixParts {
+            table: self.table,
+            holds: self.runs.into_iter().map(Run::into_hold).collect(),
+            gates,
+            tail: self.tail,
+        }
+    }
+
+    /// The slots: pages, and the window slots of its end if it has a checkpoint. A prefix has no request slot.
     pub fn block_table(&self) -> &BlockTable {
         &self.table
     }
@@ -114,16 +160,8 @@ impl PrefixLease {
     /// nothing; `UnknownLayer`.
     pub fn layer(&self, layer: LayerId, deadline: Deadline) -> Result<PrefixLayer<'_>, Error> {
         self.pools.schema().check_layer(layer)?;
-        let mut last: Option<&Arc<Barrier>> = None;
-        for run in &self.runs {
-            if last.is_some_and(|barrier| Arc::ptr_eq(barrier, &run.barrier)) {
-                continue;
-            }
-            run.barrier
-                .wait(stage_of(layer), deadline)
-                .map_err(|error| ErrorKind::Gate { layer, error })?;
-            last = Some(&run.barrier);
-        }
+        wait_gates(&gates_of(&self.runs), layer, deadline)?;
+        wait_gates(&gates_of(&self.tail), layer, deadline)?;
         Ok(PrefixLayer { lease: self, layer })
     }
 
@@ -135,7 +173,7 @@ impl PrefixLease {
         let Some(step) = clock.latest() else {
             return Ok(());
         };
-        for run in &self.runs {
+        for run in self.runs.iter().chain(&self.tail) {
             FlightLedger::fence(&run.ledger, clock, step)?;
         }
         Ok(())
@@ -194,7 +232,7 @@ impl PrefixLease {
     pub fn failure(&self) -> Option<kvgate_transfer::Cause> {
         let layers = self.pools.schema().layers();
         let stages: Vec<_> = layers.map(stage_of).collect();
-        self.runs.iter().find_map(|run| {
+        self.runs.iter().chain(&self.tail).find_map(|run| {
             stages
                 .iter()
                 .find_map(|stage| match run.barrier.check(*stage) {
@@ -205,13 +243,24 @@ impl PrefixLease {
     }
 }
 
+/// The gates of slots that are not open for good, each once.
+pub(crate) fn gates_of(runs: &[Run]) -> Vec<Arc<Barrier>> {
+    let mut gates: Vec<Arc<Barrier>> = Vec::new();
+    for run in runs.iter().filter(|run| !run.is_ready()) {
+        if !gates.iter().any(|gate| Arc::ptr_eq(gate, &run.barrier)) {
+            gates.push(run.barrier.clone());
+        }
+    }
+    gates
+}
+
 impl<'l> PrefixLayer<'l> {
     /// The layer.
     pub fn layer(&self) -> LayerId {
         self.layer
     }
 
-    /// Its rows, for reading; compressed components only.
+    /// Its rows, for reading: the compressed components, and those of the window if the prefix has a checkpoint.
     pub fn view(&self) -> LayerRef<'_> {
         LayerRef::new(&self.lease.pools.inner, &self.lease.table, self.layer)
     }

@@ -7,11 +7,19 @@
 //! disappears when the flight fails or ends early (I-12).
 //!
 //! The length of a hit is the minimum over all page components (I-22): a page that lacks one ends it.
+//! A request can go on behind a prefix only where the window and the states of its end are kept: a
+//! node may have a *checkpoint*, window slots of its own. [`PrefixTree::lookup`] asks for pages,
+//! [`PrefixTree::resumable`] for the longest prefix with such an end.
 //!
 //! **What is protected by what.** One mutex guards the tree. **Lock order.** It comes before every
 //! other lock of this crate; nothing of this crate takes it with a lock held.
 
+mod checkpoint;
+pub(crate) mod hold;
 mod lease;
+mod node;
+mod publish;
+pub(crate) mod resume;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,16 +27,20 @@ use std::fmt;
 use kvgate_transfer::sync::{Arc, Mutex};
 use kvgate_transfer::{Barrier, FlightLedger, StageState};
 
+pub use checkpoint::{Checkpoint, CheckpointWriter};
 pub use lease::{PrefixLayer, PrefixLease};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::identity::{BlockKey, KeyChain, Namespace};
 use crate::ids::PageId;
 use crate::lease::inflight::{FlightCore, InFlight};
 use crate::lease::stage_of;
+use crate::lease::tenancy::Tenancy;
 use crate::pool::PoolSet;
 use crate::pool::drain::Parked;
 use crate::prefix::lease::Run;
+use crate::prefix::node::{Inner, Node, NodeState, Tail};
+use crate::prefix::resume::invalid;
 use crate::schema::{Component, PAGE_TOKENS, Space};
 
 /// What the tree knows of a token sequence.
@@ -79,29 +91,6 @@ pub struct PrefixTree {
     inner: Mutex<Inner>,
 }
 
-struct Inner {
-    nodes: HashMap<BlockKey, Node>,
-    namespace: Namespace,
-    page_components: Vec<Component>,
-    clock: u64,
-}
-
-struct Node {
-    parent: BlockKey,
-    page: PageId,
-    components: ComponentSet,
-    child_count: u32,
-    used_at: u64,
-    state: NodeState,
-}
-
-enum NodeState {
-    /// The flight owns the slot.
-    Pending(Arc<FlightCore>),
-    /// The tree owns the slot; the ledger counts who may still read it.
-    Ready(Arc<FlightLedger>),
-}
-
 /// How far a flight is.
 enum Progress {
     Landed,
@@ -112,7 +101,21 @@ enum Progress {
 impl PrefixTree {
     /// An empty tree over these pools, in the namespace of their schema without a salt.
     pub fn new(pools: &PoolSet) -> PrefixTree {
-        let namespace = Namespace::of_schema(pools.schema());
+        PrefixTree::over(pools, Namespace::of_schema(pools.schema()))
+    }
+
+    /// An empty tree over these pools for one tenant: prefixes of other namespaces are not found.
+    ///
+    /// # Errors
+    /// `InvalidRequest` when its blocks are not logical pages of 256 tokens.
+    pub fn in_namespace(pools: &PoolSet, namespace: Namespace) -> Result<PrefixTree, Error> {
+        match namespace.block_tokens() {
+            PAGE_TOKENS => Ok(PrefixTree::over(pools, namespace)),
+            other => Err(invalid("block_tokens", other, PAGE_TOKENS.to_string())),
+        }
+    }
+
+    fn over(pools: &PoolSet, namespace: Namespace) -> PrefixTree {
         let schema = pools.schema();
         let has_pages = |component: &Component| {
             component.spec().space == Space::Page
@@ -153,26 +156,32 @@ impl PrefixTree {
         let page_count = prompt.len() / PAGE_TOKENS as usize;
         if page_count > pages.len() {
             let expected = format!("at most the {} pages of the flight", pages.len());
-            let value = page_count as u64;
-            return Err(ErrorKind::InvalidRequest {
-                field: "prompt pages",
-                value,
-                expected,
-            }
-            .into());
+            return Err(invalid("prompt pages", page_count as u32, expected));
         }
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
+        let (core, table) = (flight.core(), flight.block_table());
+        let shared = (core.tenancy.shared_tokens() / PAGE_TOKENS) as usize;
         let chain = KeyChain::of(&inner.namespace, prompt);
         let mut parent = inner.namespace.root();
         let mut new_count = 0;
-        for (&block, page) in chain.keys().iter().zip(pages) {
+        for (index, (&block, page)) in chain.keys().iter().zip(pages).enumerate() {
             if !inner.nodes.contains_key(&block) {
-                let state = NodeState::Pending(flight.core().clone());
+                // Pages that the flight shares were the tree's. Without them the rest has no place in it.
+                if index < shared {
+                    return Ok(new_count);
+                }
+                let state = NodeState::Pending(core.clone());
                 inner.insert_node(block, parent, *page, components, state);
                 new_count += 1;
             }
             parent = block;
+        }
+        // A flight without a request slot brings the end of its prefix in window slots that nobody moves on.
+        if table.is_prefix() && prompt.len() == table.tokens() as usize {
+            let state = NodeState::Pending(core.clone());
+            let windows = table.windows().to_vec();
+            inner.insert_tail(&parent, Tail { windows, state });
         }
         Ok(new_count)
     }
@@ -195,11 +204,44 @@ impl PrefixTree {
         }
         let tokens = runs.len() as u32 * PAGE_TOKENS;
         let is_ready = runs.iter().all(Run::is_ready);
-        let lease = PrefixLease::new(&self.pools, runs, tokens);
-        match is_ready {
-            true => Hit::Ready { lease, tokens },
-            false => Hit::Pending { lease, tokens },
+        let lease = PrefixLease::new(&self.pools, runs, Vec::new(), tokens);
+        hit(lease, tokens, is_ready)
+    }
+
+    /// The longest prefix of `tokens` behind which a request can go on: every page component of every page,
+    /// and the checkpoint of its end. It ends before the last token, which a request always computes.
+    ///
+    /// Ready to be taken over with [`PoolSet::resume`].
+    pub fn resumable(&self, tokens: &[u32]) -> Hit {
+        let limit = tokens.len().saturating_sub(1) / PAGE_TOKENS as usize;
+        // Runs are given up after the lock.
+        let mut spare: Vec<Run> = Vec::new();
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let path = inner.path(tokens);
+        let mut length = inner.resumable(&path, limit);
+        while length > 0 {
+            let last = &path[length - 1];
+            let runs: Vec<Run> = path[..length]
+                .iter()
+                .map_while(|block| self.run_of(&mut inner, block))
+                .collect();
+            match self.tail_runs(&inner, last) {
+                Some(tail) if runs.len() == length => {
+                    let tokens = length as u32 * PAGE_TOKENS;
+                    let is_ready = runs.iter().chain(&tail).all(Run::is_ready);
+                    let lease = PrefixLease::new(&self.pools, runs, tail, tokens);
+                    return hit(lease, tokens, is_ready);
+                }
+                // A flight ended just now; an earlier end may do.
+                _ => {
+                    let reach = runs.len().min(length - 1);
+                    spare.extend(runs);
+                    length = inner.resumable(&path, reach);
+                }
+            }
         }
+        Hit::Miss
     }
 
     /// Takes over what has landed and removes what has failed. `lookup` and `insert` do it as well;
@@ -216,9 +258,10 @@ impl PrefixTree {
         let mut evicted = 0;
         while evicted < page_count {
             let is_free = |node: &&Node| {
+                let tail_is_free = node.tail.as_ref().is_none_or(|tail| self.is_unused(tail));
                 let slot = self.pools.inner.allocator.slot(Space::Page, node.page);
-                let is_ready = matches!(node.state, NodeState::Ready(_));
-                is_ready && node.child_count == 0 && slot.state().readers == 0
+                let is_ready = node.state.is_ready() && node.child_count == 0;
+                is_ready && tail_is_free && slot.state().readers == 0
             };
             let candidates = inner.nodes.iter().filter(|(_, node)| is_free(node));
             let Some((&block, _)) = candidates.min_by_key(|(_, node)| node.used_at) else {
@@ -228,6 +271,36 @@ impl PrefixTree {
             evicted += 1;
         }
         evicted
+    }
+
+    /// Gives up to `count` ready checkpoints back, those of the least recently used pages first; only
+    /// checkpoints that nobody leases. The pages stay, and the prefix can be resumed at an earlier end
+    /// only. Answers how many.
+    pub fn evict_checkpoints(&self, count: u32) -> u32 {
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let mut evicted = 0;
+        while evicted < count {
+            let is_free = |node: &Node| node.tail.as_ref().is_some_and(|tail| self.is_unused(tail));
+            let candidates = inner.nodes.values_mut().filter(|node| is_free(node));
+            let Some(node) = candidates.min_by_key(|node| node.used_at) else {
+                break;
+            };
+            if let Some(tail) = node.tail.take() {
+                self.give_tail_back(tail);
+            }
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Checkpoints in the tree: ready, pending.
+    pub fn checkpoint_counts(&self) -> (u32, u32) {
+        let inner = self.inner.lock();
+        let tails = inner.nodes.values().filter_map(|node| node.tail.as_ref());
+        let (pending, ready): (Vec<_>, Vec<_>) =
+            tails.partition(|tail| tail.state.pending().is_some());
+        (ready.len() as u32, pending.len() as u32)
     }
 
     /// Pages in the tree: ready, pending.
@@ -244,19 +317,32 @@ impl PrefixTree {
         let clock = inner.clock;
         let node = inner.nodes.get_mut(block)?;
         node.used_at = clock;
-        let (ledger, barrier) = match &node.state {
-            NodeState::Pending(core) => (core.tenancy.ledger.clone(), core.barrier.clone()),
-            NodeState::Ready(ledger) => (ledger.clone(), Barrier::ready()),
+        let (ledger, barrier) = gate_of(&node.state);
+        Run::new(&self.pools, Space::Page, node.page, barrier, &ledger).ok()
+    }
+
+    /// Leases of the window slots of one node's checkpoint; `None` without one, or when its flight is over.
+    fn tail_runs(&self, inner: &Inner, block: &BlockKey) -> Option<Vec<Run>> {
+        let tail = inner.nodes.get(block)?.tail.as_ref()?;
+        let (ledger, barrier) = gate_of(&tail.state);
+        let run = |id: &PageId| {
+            let barrier = barrier.clone();
+            Run::new(&self.pools, Space::Window, *id, barrier, &ledger).ok()
         };
-        Run::new(&self.pools, node.page, barrier, &ledger).ok()
+        tail.windows.iter().map(run).collect()
+    }
+
+    /// Whether a checkpoint is the tree's, and nobody leases it.
+    fn is_unused(&self, tail: &Tail) -> bool {
+        let slot = |id: &PageId| self.pools.inner.allocator.slot(Space::Window, *id);
+        let has_readers = |id: &PageId| slot(id).state().readers > 0;
+        tail.state.is_ready() && !tail.windows.iter().any(has_readers)
     }
 
     /// Brings every pending node up to date.
     fn drop_failed(&self, inner: &mut Inner) {
-        let pending = |(block, node): (&BlockKey, &Node)| match &node.state {
-            NodeState::Pending(core) => Some((*block, core.clone())),
-            NodeState::Ready(_) => None,
-        };
+        let pending =
+            |(block, node): (&BlockKey, &Node)| Some((*block, node.state.pending()?.clone()));
         let nodes: Vec<_> = inner.nodes.iter().filter_map(pending).collect();
         for (block, core) in nodes {
             let is_kept = match progress_of(&self.pools, &core) {
@@ -268,6 +354,7 @@ impl PrefixTree {
                 self.remove(inner, block);
             }
         }
+        self.settle_tails(inner);
     }
 
     /// Makes a landed page the tree's own; `false` when its flight has ended before.
@@ -276,11 +363,49 @@ impl PrefixTree {
             return true;
         };
         let ledger = FlightLedger::new(self.pools.inner.next_number());
-        if core.tenancy.hand_over(node.page, &ledger) {
+        if core.tenancy.hand_over(Space::Page, node.page, &ledger) {
             node.state = NodeState::Ready(ledger);
             return true;
         }
         false
+    }
+
+    /// Takes over the checkpoints that have landed and removes those that have failed.
+    fn settle_tails(&self, inner: &mut Inner) {
+        for node in inner.nodes.values_mut() {
+            let tail = node.tail.as_mut();
+            let Some((tail, core)) = tail.and_then(|tail| {
+                let core = tail.state.pending()?.clone();
+                Some((tail, core))
+            }) else {
+                continue;
+            };
+            let is_kept = match progress_of(&self.pools, &core) {
+                Progress::Landed => match self.own_windows(&tail.windows, &core.tenancy) {
+                    Some(state) => {
+                        tail.state = state;
+                        true
+                    }
+                    None => false,
+                },
+                Progress::UnderWay => !core.tenancy.has_ended(),
+                Progress::Failed => false,
+            };
+            if !is_kept {
+                node.tail = None;
+            }
+        }
+    }
+
+    /// Makes the window slots of a complete checkpoint the tree's own; `None` when their owner has ended
+    /// before. It hands all of them over or has ended, so there is nothing between.
+    fn own_windows(&self, windows: &[PageId], owner: &Tenancy) -> Option<NodeState> {
+        let ledger = FlightLedger::new(self.pools.inner.next_number());
+        let hand_over = |id: &PageId| owner.hand_over(Space::Window, *id, &ledger);
+        windows
+            .iter()
+            .all(hand_over)
+            .then(|| NodeState::Ready(ledger.clone()))
     }
 
     /// Removes a node and everything behind it.
@@ -304,66 +429,46 @@ impl PrefixTree {
     }
 
     fn give_back(&self, node: Node) {
-        let NodeState::Ready(ledger) = node.state else {
+        if let Some(tail) = node.tail {
+            self.give_tail_back(tail);
+        }
+        self.give_slots_back(vec![(Space::Page, node.page)], node.state);
+    }
+
+    fn give_tail_back(&self, tail: Tail) {
+        let slots = tail.windows.iter().map(|id| (Space::Window, *id));
+        self.give_slots_back(slots.collect(), tail.state);
+    }
+
+    /// Slots of a flight are the flight's to give back.
+    fn give_slots_back(&self, slots: Vec<(Space, PageId)>, state: NodeState) {
+        let NodeState::Ready(ledger) = state else {
             return;
         };
         let pools = &self.pools.inner;
-        let drained = pools
-            .allocator
-            .slot(Space::Page, node.page)
-            .drain(node.page.generation);
-        debug_assert!(
-            drained.is_ok(),
-            "I-10: page {} was ended twice: {drained:?}",
-            node.page
-        );
-        pools.park(Parked::new(vec![(Space::Page, node.page)], ledger, None));
+        for &(space, id) in &slots {
+            let drained = pools.allocator.slot(space, id).drain(id.generation);
+            debug_assert!(
+                drained.is_ok(),
+                "I-10: {space} slot {id} was ended twice: {drained:?}"
+            );
+        }
+        pools.park(Parked::new(slots, ledger, None));
     }
 }
 
-impl Inner {
-    fn insert_node(
-        &mut self,
-        block: BlockKey,
-        parent: BlockKey,
-        page: PageId,
-        components: ComponentSet,
-        state: NodeState,
-    ) {
-        self.clock += 1;
-        let node = Node {
-            parent,
-            page,
-            components,
-            child_count: 0,
-            used_at: self.clock,
-            state,
-        };
-        self.nodes.insert(block, node);
-        if let Some(parent) = self.nodes.get_mut(&parent) {
-            parent.child_count += 1;
-        }
+/// What a slot is used on, and the gate that it is read through.
+fn gate_of(state: &NodeState) -> (Arc<FlightLedger>, Arc<Barrier>) {
+    match state {
+        NodeState::Pending(core) => (core.tenancy.ledger.clone(), core.barrier.clone()),
+        NodeState::Ready(ledger) => (ledger.clone(), Barrier::ready()),
     }
+}
 
-    /// The nodes from the start that hold every page component: the minimum over the components of
-    /// how far each one reaches (I-22).
-    fn path(&self, tokens: &[u32]) -> Vec<BlockKey> {
-        let chain = KeyChain::of(&self.namespace, tokens);
-        let blocks = chain.keys();
-        let known = |block: &BlockKey| self.nodes.get(block).map(|node| node.components);
-        let reach = |component: &Component| {
-            let holds = |set: ComponentSet| set.contains(*component);
-            blocks
-                .iter()
-                .take_while(|block| known(block).is_some_and(holds))
-                .count()
-        };
-        let any = blocks
-            .iter()
-            .take_while(|block| known(block).is_some())
-            .count();
-        let length = self.page_components.iter().map(reach).min().unwrap_or(any);
-        blocks[..length].to_vec()
+fn hit(lease: PrefixLease, tokens: u32, is_ready: bool) -> Hit {
+    match is_ready {
+        true => Hit::Ready { lease, tokens },
+        false => Hit::Pending { lease, tokens },
     }
 }
 

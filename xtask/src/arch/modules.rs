@@ -20,8 +20,9 @@ const KNOTS: [(&str, &[&str]); 3] = [
         &["agent", "backend", "engine", "mem", "obs", "stream"],
     ),
     ("transfer", &["barrier", "fault"]),
-    // A pool hands out leases, a lease gives back to its pool, and a plan is compiled between two.
-    ("kvcache", &["canary", "lease", "plan", "pool"]),
+    // A pool hands out leases, a lease gives back to its pool, and a plan is compiled between two. A
+    // request goes on behind a prefix of the tree, which it keeps until it is quiet itself.
+    ("kvcache", &["canary", "lease", "plan", "pool", "prefix"]),
 ];
 
 /// For each top-level module, the top-level modules of the same crate that it names.

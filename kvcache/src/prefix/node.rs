@@ -1,0 +1,127 @@
+//! The nodes of the tree, without the slots behind them.
+
+use std::collections::HashMap;
+
+use kvgate_transfer::FlightLedger;
+use kvgate_transfer::sync::Arc;
+
+use crate::identity::{BlockKey, KeyChain, Namespace};
+use crate::ids::PageId;
+use crate::lease::inflight::FlightCore;
+use crate::prefix::ComponentSet;
+use crate::schema::Component;
+
+/// What the mutex of the tree guards.
+pub(super) struct Inner {
+    pub(super) nodes: HashMap<BlockKey, Node>,
+    pub(super) namespace: Namespace,
+    pub(super) page_components: Vec<Component>,
+    pub(super) clock: u64,
+}
+
+/// One full page of one prefix.
+pub(super) struct Node {
+    pub(super) parent: BlockKey,
+    pub(super) page: PageId,
+    pub(super) components: ComponentSet,
+    pub(super) child_count: u32,
+    pub(super) used_at: u64,
+    pub(super) state: NodeState,
+    /// The window and the states of the end of this page, where they are kept.
+    pub(super) tail: Option<Tail>,
+}
+
+/// The checkpoint of a node.
+pub(super) struct Tail {
+    pub(super) windows: Vec<PageId>,
+    pub(super) state: NodeState,
+}
+
+/// Who owns a slot of the tree.
+pub(super) enum NodeState {
+    /// The flight that fills it.
+    Pending(Arc<FlightCore>),
+    /// The tree; the ledger counts who may still use it.
+    Ready(Arc<FlightLedger>),
+}
+
+impl NodeState {
+    /// The flight, while it owns the slot.
+    pub(super) fn pending(&self) -> Option<&Arc<FlightCore>> {
+        match self {
+            NodeState::Pending(core) => Some(core),
+            NodeState::Ready(_) => None,
+        }
+    }
+
+    /// Whether the slot is the tree's.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self, NodeState::Ready(_))
+    }
+}
+
+impl Inner {
+    pub(super) fn insert_node(
+        &mut self,
+        block: BlockKey,
+        parent: BlockKey,
+        page: PageId,
+        components: ComponentSet,
+        state: NodeState,
+    ) {
+        self.clock += 1;
+        let node = Node {
+            parent,
+            page,
+            components,
+            child_count: 0,
+            used_at: self.clock,
+            state,
+            tail: None,
+        };
+        self.nodes.insert(block, node);
+        if let Some(parent) = self.nodes.get_mut(&parent) {
+            parent.child_count += 1;
+        }
+    }
+
+    /// Gives a node its checkpoint; one that it has stays. Answers whether it was taken.
+    pub(super) fn insert_tail(&mut self, block: &BlockKey, tail: Tail) -> bool {
+        match self.nodes.get_mut(block) {
+            Some(node) if node.tail.is_none() => {
+                node.tail = Some(tail);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The nodes from the start that hold every page component: the minimum over the components of
+    /// how far each one reaches (I-22).
+    pub(super) fn path(&self, tokens: &[u32]) -> Vec<BlockKey> {
+        let chain = KeyChain::of(&self.namespace, tokens);
+        let blocks = chain.keys();
+        let known = |block: &BlockKey| self.nodes.get(block).map(|node| node.components);
+        let reach = |component: &Component| {
+            let holds = |set: ComponentSet| set.contains(*component);
+            blocks
+                .iter()
+                .take_while(|block| known(block).is_some_and(holds))
+                .count()
+        };
+        let any = blocks
+            .iter()
+            .take_while(|block| known(block).is_some())
+            .count();
+        let length = self.page_components.iter().map(reach).min().unwrap_or(any);
+        blocks[..length].to_vec()
+    }
+
+    /// How many of the blocks of a path end where a request can go on: the last one with a checkpoint
+    /// among the first `limit` (I-22: the end must be admissible for the window and the states too).
+    pub(super) fn resumable(&self, path: &[BlockKey], limit: usize) -> usize {
+        let has_tail = |block: &BlockKey| self.nodes.get(block).is_some_and(|n| n.tail.is_some());
+        let path = &path[..path.len().min(limit)];
+        path.iter().rposition(has_tail).map_or(0, |last| last + 1)
+    }
+}

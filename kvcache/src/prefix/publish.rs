@@ -1,0 +1,121 @@
+//! Prefixes that this process has computed.
+
+use crate::error::{Error, ErrorKind};
+use crate::identity::{BlockKey, KeyChain};
+use crate::ids::LayerId;
+use crate::lease::write::{WriteLease, WrittenLayer};
+use crate::prefix::checkpoint::Checkpoint;
+use crate::prefix::node::{Inner, Node, NodeState, Tail};
+use crate::prefix::resume::invalid;
+use crate::prefix::{ComponentSet, PrefixTree};
+use crate::schema::{PAGE_TOKENS, Space};
+
+use kvgate_transfer::FlightLedger;
+
+impl PrefixTree {
+    /// Enters the full pages of `tokens` that a request has computed, and the checkpoint of their end if
+    /// there is one. The request goes on with them, from now on for reading only. Pages that the tree has
+    /// already are left to it, and the request keeps its own. Answers how many pages are new.
+    ///
+    /// `written` has the witness of every layer, so a prefix is published with all its components or not
+    /// at all (I-2, I-7).
+    ///
+    /// # Errors
+    /// `NotWritten` naming the layer whose witness is missing, is of another request or proves too little;
+    /// `InvalidRequest` when the request has fewer pages, or the checkpoint is of another length or of other pools.
+    pub fn publish(
+        &self,
+        tokens: &[u32],
+        lease: &mut WriteLease,
+        written: &[WrittenLayer],
+        checkpoint: Option<Checkpoint>,
+    ) -> Result<u32, Error> {
+        let page_count = tokens.len() / PAGE_TOKENS as usize;
+        let end = page_count as u32 * PAGE_TOKENS;
+        if !lease.is_of(&self.pools.inner) || page_count > lease.block_table().pages().len() {
+            let found = lease.block_table().pages().len();
+            let expected =
+                format!("at most the {found} pages of the lease, in the pools of the tree");
+            return Err(invalid("pages", page_count as u32, expected));
+        }
+        for layer in self.pools.schema().layers() {
+            check_written(layer, end, lease, written)?;
+        }
+        if let Some(checkpoint) = &checkpoint
+            && (!checkpoint.is_of(&self.pools) || checkpoint.tokens() != end)
+        {
+            let expected = format!("{end}, in the pools of the tree");
+            return Err(invalid("checkpoint.tokens", checkpoint.tokens(), expected));
+        }
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let chain = KeyChain::of(&inner.namespace, tokens);
+        let blocks = chain.keys();
+        let new_count = self.publish_pages(&mut inner, blocks, lease);
+        if let (Some(checkpoint), Some(last)) = (&checkpoint, blocks.last()) {
+            self.publish_tail(&mut inner, last, checkpoint);
+        }
+        drop(inner);
+        lease.raise_floor(end);
+        // Ends the checkpoint, outside the lock: its slots are the tree's or they are free.
+        drop(checkpoint);
+        Ok(new_count)
+    }
+
+    fn publish_pages(&self, inner: &mut Inner, blocks: &[BlockKey], lease: &WriteLease) -> u32 {
+        let mut parent = inner.namespace.root();
+        let mut new_count = 0;
+        for (&block, &page) in blocks.iter().zip(lease.block_table().pages()) {
+            if !inner.nodes.contains_key(&block) {
+                let ledger = FlightLedger::new(self.pools.inner.next_number());
+                // A shared page that the tree has given up meanwhile is not the request's to enter again.
+                if !lease.tenancy().hand_over(Space::Page, page, &ledger) {
+                    break;
+                }
+                let state = NodeState::Ready(ledger);
+                inner.insert_node(block, parent, page, ComponentSet::ALL, state);
+                new_count += 1;
+            }
+            parent = block;
+        }
+        new_count
+    }
+
+    fn publish_tail(&self, inner: &mut Inner, block: &BlockKey, checkpoint: &Checkpoint) {
+        let has_place = |node: &Node| node.tail.is_none();
+        if !inner.nodes.get(block).is_some_and(has_place) {
+            return;
+        }
+        let owner = checkpoint.tenancy();
+        let windows = owner.table.windows().to_vec();
+        if let Some(state) = self.own_windows(&windows, owner) {
+            inner.insert_tail(block, Tail { windows, state });
+        }
+    }
+}
+
+/// Whether a layer is written up to `end` by this request.
+fn check_written(
+    layer: LayerId,
+    end: u32,
+    lease: &WriteLease,
+    written: &[WrittenLayer],
+) -> Result<(), Error> {
+    let is_of = |witness: &&WrittenLayer| {
+        witness.layer() == layer && witness.source().is_of(lease.tenancy())
+    };
+    let proven = written
+        .iter()
+        .filter(is_of)
+        .map(|witness| witness.tokens().end);
+    let written_tokens = proven.max().unwrap_or(0);
+    if written_tokens >= end {
+        return Ok(());
+    }
+    Err(ErrorKind::NotWritten {
+        layer,
+        needed_tokens: end,
+        written_tokens,
+    }
+    .into())
+}

@@ -1,0 +1,420 @@
+//! What goes on behind a prefix: shared pages, copied ends, and plans that leave out what is there.
+#![cfg(not(kv_loom))]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use kvgate_kvcache::canary::{PageDigest, VerifyMode, page_digests};
+use kvgate_kvcache::*;
+use kvgate_transfer::{Epoch, Op, PostOptions, Status, WriterRank};
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|token| token % 97).collect()
+}
+
+/// Computes `end` tokens in `pools` and publishes them with their checkpoint.
+fn publish(pools: &PoolSet, tree: &PrefixTree, end: u32, seed: u32) -> Vec<PageDigest> {
+    let mut lease = pools.reserve(end + 8, Room(1)).unwrap();
+    let mut checkpoint = pools.reserve_checkpoint(end, Room(1)).unwrap();
+    let mut written = Vec::new();
+    for layer in pools.schema().layers() {
+        fill_layer(pools, &mut lease, layer, end, seed);
+        written.push(lease.commit_layer(layer, 0..end).unwrap());
+        checkpoint.save_layer(layer, &lease).unwrap();
+    }
+    let checkpoint = checkpoint.finish().unwrap();
+    let digests = page_digests(pools, lease.block_table(), end);
+    let published = tree.publish(&tokens(end), &mut lease, &written, Some(checkpoint));
+    assert_eq!(published.unwrap(), end / 256);
+    digests
+}
+
+fn ready(tree: &PrefixTree, count: u32) -> PrefixLease {
+    match tree.resumable(&tokens(count)) {
+        Hit::Ready { lease, .. } => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_prefix_is_published_with_all_its_layers_or_not_at_all() {
+    let pair = pair(8, 6, 2);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    let mut lease = pools.reserve(300, Room(1)).unwrap();
+    let mut other = pools.reserve(300, Room(2)).unwrap();
+    let mut checkpoint = pools.reserve_checkpoint(256, Room(1)).unwrap();
+    let mut written = Vec::new();
+    let layers = pair.layers();
+    for &layer in &layers[..2] {
+        fill_layer(pools, &mut lease, layer, 256, 1);
+        written.push(lease.commit_layer(layer, 0..256).unwrap());
+        checkpoint.save_layer(layer, &lease).unwrap();
+    }
+    // The last layer: not written, written too short, written by somebody else.
+    let missing = |error: Error, proven: u32| {
+        let expected = ErrorKind::NotWritten {
+            layer: layers[2],
+            needed_tokens: 256,
+            written_tokens: proven,
+        };
+        assert_eq!(*error.kind(), expected);
+    };
+    missing(checkpoint.save_layer(layers[2], &lease).unwrap_err(), 0);
+    missing(
+        tree.publish(&tokens(256), &mut lease, &written, None)
+            .unwrap_err(),
+        0,
+    );
+    written.push(lease.commit_layer(layers[2], 0..255).unwrap());
+    missing(
+        tree.publish(&tokens(256), &mut lease, &written, None)
+            .unwrap_err(),
+        255,
+    );
+    written.push(other.commit_layer(layers[2], 0..256).unwrap());
+    missing(
+        tree.publish(&tokens(256), &mut lease, &written, None)
+            .unwrap_err(),
+        255,
+    );
+    assert_eq!(tree.page_counts(), (0, 0));
+    missing(checkpoint.finish().unwrap_err(), 0);
+    written.push(lease.commit_layer(layers[2], 255..256).unwrap());
+    assert_eq!(
+        tree.publish(&tokens(256), &mut lease, &written, None)
+            .unwrap(),
+        1
+    );
+    assert_eq!(
+        tree.publish(&tokens(256), &mut lease, &written, None)
+            .unwrap(),
+        0
+    );
+    // Pages without the end of them are a hit that nobody can go on from.
+    assert!(matches!(
+        tree.lookup(&tokens(300)),
+        Hit::Ready { tokens: 256, .. }
+    ));
+    assert!(matches!(tree.resumable(&tokens(300)), Hit::Miss));
+    let view = lease.layer_mut(layers[1]).unwrap();
+    let mut rows = view.component(Component::IndexK).unwrap();
+    let row = vec![0; rows.row_image_bytes()];
+    assert!(
+        rows.write_row(63, &row).is_err(),
+        "published rows are read only"
+    );
+    rows.write_row(64, &row).unwrap();
+}
+
+#[test]
+fn rows_that_the_request_has_gone_past_are_not_saved() {
+    let pair = pair(8, 6, 2);
+    let pools = &pair.source;
+    let mut lease = pools.reserve(1_024, Room(1)).unwrap();
+    let ring = lease.block_table().windows().len() as u32;
+    let mut checkpoint = pools.reserve_checkpoint(256, Room(1)).unwrap();
+    let layer = LayerId(0);
+    drop(lease.commit_layer(layer, 0..ring * 256).unwrap());
+    checkpoint.save_layer(layer, &lease).unwrap();
+    drop(lease.commit_layer(layer, 0..ring * 256 + 1).unwrap());
+    assert!(checkpoint.save_layer(layer, &lease).is_err());
+    assert!(pools.reserve_checkpoint(255, Room(1)).is_err());
+}
+
+#[test]
+fn a_resumed_request_shares_pages_and_copies_the_end() {
+    let pair = pair(8, 8, 2);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    let digests = publish(pools, &tree, 512, 5);
+    assert!(
+        matches!(tree.resumable(&tokens(512)), Hit::Miss),
+        "the last token is computed"
+    );
+    let prefix = ready(&tree, 513);
+    let refused = pools.resume(prefix, 512, Room(2)).unwrap_err();
+    let mut lease = pools
+        .resume(refused.0, 600, Room(2))
+        .map_err(|e| e.1)
+        .unwrap();
+    let layers = pair.layers();
+    let not_attached = ErrorKind::NotAttached {
+        layer: layers[0],
+        prefix_tokens: 512,
+    };
+    assert_eq!(
+        *lease.layer_mut(layers[0]).unwrap_err().kind(),
+        not_attached
+    );
+    assert_eq!(
+        *lease.commit_layer(layers[0], 0..600).unwrap_err().kind(),
+        not_attached
+    );
+    for &layer in &layers {
+        lease.attach_layer(layer, deadline()).unwrap();
+        lease.attach_layer(layer, deadline()).unwrap();
+        assert_eq!(lease.committed_tokens(layer), 512);
+    }
+    assert_eq!(page_digests(pools, lease.block_table(), 512), digests);
+    // Its own window moves on; the checkpoint stays.
+    fill_layer(pools, &mut lease, layers[0], 128, 9);
+    let again = pools
+        .resume(ready(&tree, 513), 600, Room(3))
+        .map_err(|e| e.1)
+        .unwrap();
+    let mut again = again;
+    layers
+        .iter()
+        .for_each(|&layer| again.attach_layer(layer, deadline()).unwrap());
+    assert_eq!(page_digests(pools, again.block_table(), 512), digests);
+    // Leased pages stay, also when the request is parked; then everything can go.
+    assert_eq!(tree.evict(9), 0);
+    drop((lease, again));
+    assert_eq!(
+        (tree.evict_checkpoints(9), tree.checkpoint_counts()),
+        (1, (0, 0))
+    );
+    assert!(matches!(tree.resumable(&tokens(513)), Hit::Miss));
+    assert_eq!(tree.evict(9), 2);
+    let stats = pools.stats();
+    assert_eq!(
+        (stats.pages.free, stats.windows.free, stats.requests.free),
+        (8, 8, 2)
+    );
+}
+
+#[test]
+fn a_prefix_without_its_end_is_not_gone_on_from() {
+    let pair = pair(8, 6, 2);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    publish(pools, &tree, 256, 5);
+    let Hit::Ready { lease, .. } = tree.lookup(&tokens(300)) else {
+        panic!("published");
+    };
+    let mut lease = pools.resume(lease, 300, Room(2)).map_err(|e| e.1).unwrap();
+    let refused = lease.attach_layer(LayerId(0), deadline()).unwrap_err();
+    assert_eq!(
+        *refused.kind(),
+        ErrorKind::NoCheckpoint { prefix_tokens: 256 }
+    );
+}
+
+/// Sends a prefix of the sender's tree into a flight of the receiver, layer by layer.
+fn send_prefix(pair: &Pair, plan: &TransferPlan, prefix: &Arc<PrefixLease>, flight: &InFlight) {
+    let peer = pair.sender.peer(pair.to_receiver).unwrap();
+    let pools: Vec<_> = peer.pools.iter().map(|pool| pool.pool).collect();
+    let target = PostTarget {
+        incarnation: peer.incarnation,
+        pools: &pools,
+        table: flight.block_table(),
+        epoch: flight.barrier().epoch(),
+        room: flight.room(),
+        verify: VerifyMode::Canary,
+    };
+    for layer in pair.layers() {
+        let post = plan
+            .post_prefix(&pair.source, prefix, layer, deadline(), &target)
+            .unwrap();
+        let (local, remote) = post.descriptors();
+        let transfer = pair
+            .sender
+            .prepare(Op::Write, &local, &remote, pair.to_receiver)
+            .unwrap();
+        let options = PostOptions {
+            arrival: Some(post.arrival),
+            keepalive: Some(Box::new(post.keepalive)),
+            ..PostOptions::default()
+        };
+        let handle = pair.sender.post(&transfer, post.source, options).unwrap();
+        assert!(matches!(handle.wait(deadline()), Status::Done(_)));
+    }
+}
+
+/// A prefix goes from one tree to another; where a part of it is there, only the rest crosses.
+#[test]
+fn a_prefix_arrives_behind_what_is_there() {
+    let pair = pair(8, 8, 2);
+    let (from, into) = (PrefixTree::new(&pair.source), PrefixTree::new(&pair.target));
+    let short = publish(&pair.source, &from, 256, 5);
+    drop(publish_rest(&pair, &from));
+    let layers = 0..pair.source.schema().layer_count();
+    let writers = vec![WriterLayers {
+        rank: WriterRank(0),
+        layers,
+    }];
+    let mut held = None;
+    for (start, end) in [(0, 256), (256, 512), (512, 512)] {
+        let prefix = Arc::new(ready(&from, end + 1));
+        let schema = pair.target.schema().clone();
+        let plan =
+            TransferPlan::compile_from(schema, start, end, vec![end], writers.clone()).unwrap();
+        let moved: usize = plan
+            .chunks(LayerId(1))
+            .iter()
+            .map(|c| c.ordinals.len())
+            .sum();
+        assert_eq!(
+            moved as u32,
+            2 * (end - start) / 256 + 4,
+            "two paged components, 2 + 1 + 1 of the end"
+        );
+        let slots = pair
+            .target
+            .reserve_prefix(end, held.take(), Room(7))
+            .unwrap();
+        let from_the_start = TransferPlan::compile(
+            pair.target.schema().clone(),
+            end,
+            vec![end],
+            writers.clone(),
+        );
+        let slots = match start {
+            0 => slots,
+            _ => {
+                let refused = slots.into_inflight(&from_the_start.unwrap(), Epoch(1), &[]);
+                let (slots, error) = *refused.unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::InvalidRequest { .. }));
+                slots
+            }
+        };
+        let writer = [(pair.to_sender, WriterRank(0))];
+        let flight = slots.into_inflight(&plan, Epoch(u64::from(start + end)), &writer);
+        let mut flight = flight.map_err(|e| e.1).unwrap();
+        flight.arm(&pair.receiver, None).unwrap();
+        assert_eq!(
+            into.insert(&tokens(end), &flight).unwrap(),
+            (end - start) / 256
+        );
+        if end > start {
+            assert!(
+                matches!(into.resumable(&tokens(end + 1)), Hit::Pending { tokens, .. } if tokens == end)
+            );
+        }
+        send_prefix(&pair, &plan, &prefix, &flight);
+        into.settle();
+        flight.close().wait(deadline()).unwrap();
+        let there = ready(&into, end + 1);
+        if end == 256 {
+            assert_eq!(digests_of(&pair.target, &there, 256), short);
+        }
+        let same = digests_of(&pair.source, &prefix, end) == digests_of(&pair.target, &there, end);
+        assert!(same, "{start}..{end}");
+        held = Some(there);
+    }
+    drop((held, from, into));
+    for stats in [pair.source.stats(), pair.target.stats()] {
+        assert_eq!(
+            (stats.pages.free, stats.windows.free, stats.requests.free),
+            (8, 8, 2)
+        );
+    }
+}
+
+/// Goes on behind 256 tokens and publishes 512.
+fn publish_rest(pair: &Pair, tree: &PrefixTree) -> WriteLease {
+    let pools = &pair.source;
+    let lease = pools.resume(ready(tree, 257), 520, Room(2));
+    let mut lease = lease.map_err(|e| e.1).unwrap();
+    let mut checkpoint = pools.reserve_checkpoint(512, Room(2)).unwrap();
+    let mut written = Vec::new();
+    for layer in pair.layers() {
+        lease.attach_layer(layer, deadline()).unwrap();
+        let view = lease.layer_mut(layer).unwrap();
+        for row in pools.schema().rows_of(layer) {
+            let mut rows = view.component(row.component).unwrap();
+            for entry in row.live_entries(512, 128) {
+                let image = image(row, entry, 6, rows.row_image_bytes());
+                if entry >= rows.first_writable_entry() {
+                    rows.write_row(entry, &image).unwrap();
+                }
+            }
+        }
+        written.push(lease.commit_layer(layer, 256..512).unwrap());
+        checkpoint.save_layer(layer, &lease).unwrap();
+    }
+    let checkpoint = checkpoint.finish().unwrap();
+    let published = tree.publish(&tokens(512), &mut lease, &written, Some(checkpoint));
+    assert_eq!(published.unwrap(), 1);
+    lease
+}
+
+fn digests_of(pools: &PoolSet, prefix: &PrefixLease, end: u32) -> Vec<PageDigest> {
+    page_digests(pools, prefix.block_table(), end)
+}
+
+/// A decode side that holds a prefix receives only the rest, with the window of the whole prompt.
+#[test]
+fn a_hand_off_leaves_out_what_decode_holds() {
+    let pair = pair(8, 8, 2);
+    let tree = PrefixTree::new(&pair.target);
+    let n = 600;
+    let mut computed = pair.source.reserve(n, Room(1)).unwrap();
+    for layer in pair.layers() {
+        fill_layer(&pair.source, &mut computed, layer, n, 3);
+    }
+    let first = pair.hand_over(512, 512, 1, 3);
+    tree.insert(&tokens(512), &first).unwrap();
+    tree.settle();
+    drop(first.close());
+    let Hit::Ready { lease, .. } = tree.lookup(&tokens(n)) else {
+        panic!("it has landed");
+    };
+    let layers = 0..pair.source.schema().layer_count();
+    let writers = vec![WriterLayers {
+        rank: WriterRank(0),
+        layers,
+    }];
+    let plan =
+        TransferPlan::compile_from(pair.target.schema().clone(), 512, n, vec![n], writers).unwrap();
+    let slots = pair
+        .target
+        .resume(lease, n + 64, Room(2))
+        .map_err(|e| e.1)
+        .unwrap();
+    let writer = [(pair.to_sender, WriterRank(0))];
+    let mut flight = slots
+        .into_inflight(&plan, Epoch(2), &writer)
+        .map_err(|e| e.1)
+        .unwrap();
+    flight.arm(&pair.receiver, None).unwrap();
+    let peer = pair.sender.peer(pair.to_receiver).unwrap();
+    let pools: Vec<_> = peer.pools.iter().map(|pool| pool.pool).collect();
+    for layer in pair.layers() {
+        let written = computed.commit_layer(layer, 0..n).unwrap();
+        let target = PostTarget {
+            incarnation: peer.incarnation,
+            pools: &pools,
+            table: flight.block_table(),
+            epoch: Epoch(2),
+            room: Room(2),
+            verify: VerifyMode::Canary,
+        };
+        let post = plan.post(&pair.source, 0, &written, &target).unwrap();
+        let (local, remote) = post.descriptors();
+        let transfer = pair
+            .sender
+            .prepare(Op::Write, &local, &remote, pair.to_receiver)
+            .unwrap();
+        let options = PostOptions {
+            arrival: Some(post.arrival),
+            keepalive: Some(Box::new(post.keepalive)),
+            ledger: Some(computed.ledger().clone()),
+            ..PostOptions::default()
+        };
+        let handle = pair.sender.post(&transfer, post.source, options).unwrap();
+        assert!(matches!(handle.wait(deadline()), Status::Done(_)));
+    }
+    let lease = flight.lease().unwrap();
+    drop(lease.all_layers(deadline()).unwrap());
+    let here = page_digests(&pair.source, computed.block_table(), n);
+    assert_eq!(page_digests(&pair.target, flight.block_table(), n), here);
+    let mut append = flight.append_lease().unwrap();
+    let ready = lease.layer(LayerId(1), deadline()).unwrap();
+    let view = append.layer(&ready).unwrap();
+    let mut rows = view.component(Component::C4Latent).unwrap();
+    let row = vec![0; rows.row_image_bytes()];
+    assert!(rows.write_row(127, &row).is_err(), "shared");
+    rows.write_row(150, &row).unwrap();
+}
