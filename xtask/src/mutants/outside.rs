@@ -25,13 +25,15 @@ struct Group {
 /// Every package of the workspace is asked, or a patch there would survive without having been judged.
 const GROUPS: [Group; 6] = [
     Group {
-        name: "tests of transfer and kvcache",
+        name: "tests of transfer, kvcache and hicache",
         log: "outside-libs",
         args: &[
             "-p",
             "kvgate-transfer",
             "-p",
             "kvgate-kvcache",
+            "-p",
+            "kvgate-hicache",
             "--features",
             "kvgate-transfer/sim,kvgate-transfer/metrics,kvgate-transfer/status",
             "--features",
