@@ -47,6 +47,18 @@ pub enum ErrorKind {
         /// Why.
         reason: String,
     },
+    /// The deadline passed. What was asked for may still happen.
+    Late {
+        /// Time that was allowed, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// A file that should hold records does not.
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// The tier takes nothing more: it was closed, or an error of the device made it read-only.
     ReadOnly {
         /// Why.
@@ -75,7 +87,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match &self.kind {
             ErrorKind::Cache(error) => error.is_retryable(),
-            ErrorKind::Locked { .. } | ErrorKind::Full { .. } => true,
+            ErrorKind::Locked { .. } | ErrorKind::Full { .. } | ErrorKind::Late { .. } => true,
             ErrorKind::Io { source, .. } => source.kind() == io::ErrorKind::StorageFull,
             _ => false,
         }
@@ -131,6 +143,8 @@ impl fmt::Display for Error {
             ErrorKind::ComponentRefused { component, reason } => {
                 write!(f, "the tier cannot hold {component}: {reason}")
             }
+            ErrorKind::Late { deadline_ms } => write!(f, "not done within {deadline_ms} ms"),
+            ErrorKind::Damaged { path, reason } => write!(f, "{}: {reason}", path.display()),
             ErrorKind::ReadOnly { reason } => write!(f, "the tier is read-only: {reason}"),
         }
     }

@@ -7,6 +7,9 @@
 //!
 //! * [`identity`] names blocks: one key function for lookup, insertion and storage.
 //! * [`record`] is what is stored: a block of compressed rows or a boundary to go on from.
+//! * [`log`] keeps records on the local disk.
+//! * `testkit` (feature) has what a tier is tested with: a disk with crashes and faults, records whose
+//!   content follows from their name.
 //! * [`Miss`] says why a read gave nothing.
 //!
 //! # Blocking
@@ -16,8 +19,12 @@
 #![deny(missing_docs)]
 
 pub mod error;
+#[cfg(not(kv_loom))]
+pub mod log;
 mod miss;
 pub mod record;
+#[cfg(all(feature = "testkit", not(kv_loom)))]
+pub mod testkit;
 
 pub use error::{Error, ErrorKind};
 pub use kvgate_kvcache::identity;

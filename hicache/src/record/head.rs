@@ -74,6 +74,24 @@ pub(super) fn write_head(record: &Record<'_>, sequence: u64, crcs: &[u32], out: 
 }
 
 impl Head {
+    /// The header that says that a record is gone.
+    pub(crate) fn removal(namespace: NamespaceDigest, id: RecordId, sequence: u64) -> Head {
+        let header_bytes = header_bytes(0, 0);
+        Head {
+            namespace,
+            id,
+            parent: BlockKey([0; 32]),
+            position: 0,
+            sequence,
+            is_removal: true,
+            parts: Vec::new(),
+            header_bytes,
+            payload_bytes: 0,
+            record_bytes: record_bytes(header_bytes, 0),
+            header_crc32c: 0,
+        }
+    }
+
     /// Writes the header over `out`, which has `header_bytes` bytes, and answers its checksum.
     pub(crate) fn write(&self, out: &mut [u8]) -> u32 {
         out.fill(0);

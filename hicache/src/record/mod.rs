@@ -27,6 +27,7 @@ use kvgate_kvcache::identity::{BlockKey, NamespaceDigest};
 
 pub(crate) use footer::{check_footer, write_footer};
 pub use head::{Head, HeadPart};
+pub(crate) use head::{PayloadCheck, array_at, u32_at, u64_at};
 pub use intake::{Intake, Verified, Wanted};
 pub use shape::{PART_ALIGN_BYTES, Part, RecordShape, format_code};
 
@@ -56,7 +57,7 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    fn from_code(code: u8) -> Option<RecordKind> {
+    pub(crate) fn from_code(code: u8) -> Option<RecordKind> {
         match code {
             1 => Some(RecordKind::Block),
             2 => Some(RecordKind::Checkpoint),

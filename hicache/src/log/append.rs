@@ -1,0 +1,251 @@
+//! Appending in groups: whoever finds nobody writing writes for all who wait.
+
+use std::io;
+
+use kvgate_kvcache::identity::NamespaceDigest;
+use kvgate_transfer::Deadline;
+use kvgate_transfer::sync::{MutexGuard, Ordering::Relaxed};
+
+use super::state::{Place, State};
+use super::writer::Writer;
+use super::{Durability, SegmentLog};
+use crate::error::{Error, ErrorKind};
+use crate::record::{FOOTER_BYTES, Head, Record, RecordId, write_footer};
+
+use super::segment::Entry;
+
+/// A record that waits to be written.
+pub(crate) struct Pending {
+    pub(crate) ticket: u64,
+    pub(crate) bytes: Vec<u8>,
+    /// Its place in the segment is filled in by the writer.
+    pub(crate) entry: Entry,
+}
+
+/// Why a record of a group was not stored; shared by several waiters.
+#[derive(Clone, Debug)]
+pub(crate) enum GroupError {
+    Io {
+        action: &'static str,
+        kind: io::ErrorKind,
+        code: Option<i32>,
+    },
+    Full {
+        needed_bytes: u64,
+        capacity_bytes: u64,
+    },
+}
+
+impl GroupError {
+    pub(crate) fn io(action: &'static str, error: &io::Error) -> GroupError {
+        GroupError::Io {
+            action,
+            kind: error.kind(),
+            code: error.raw_os_error(),
+        }
+    }
+
+    fn into_error(self, log: &SegmentLog) -> Error {
+        Error::new(match self {
+            GroupError::Io { action, kind, code } => ErrorKind::Io {
+                action,
+                path: log.medium.path(),
+                source: code.map_or(io::Error::from(kind), io::Error::from_raw_os_error),
+            },
+            GroupError::Full {
+                needed_bytes,
+                capacity_bytes,
+            } => ErrorKind::Full {
+                needed_bytes,
+                capacity_bytes,
+            },
+        })
+    }
+}
+
+/// What became of a record that was to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// It is stored, as durably as the log is configured.
+    Written,
+    /// A record of that name was there; nothing was written.
+    Present,
+}
+
+impl SegmentLog {
+    /// Stores a record. Comes back when it is as durable as configured.
+    ///
+    /// # Errors
+    /// `Full`, `Io`, `ReadOnly`, and `Late` when `deadline` passes while another one writes for the
+    /// group: the record may be stored or not then.
+    ///
+    /// # Panics
+    /// If the payload has not the length of the shape.
+    pub fn append(&self, record: &Record<'_>, deadline: Deadline) -> Result<Stored, Error> {
+        if self.answer_present(&record.id)? {
+            return Ok(Stored::Present);
+        }
+        let sequence = self.next_sequence.fetch_add(1, Relaxed);
+        let bytes = record.to_bytes(sequence);
+        let head = Head::parse(&bytes[..record.shape.header_bytes() as usize])
+            .expect("I-18: what was just encoded has a header");
+        self.put(bytes, Entry::of(&head, 0), deadline)?;
+        Ok(Stored::Written)
+    }
+
+    /// Stores the bytes of a record that was verified before.
+    pub(crate) fn append_bytes(
+        &self,
+        bytes: Vec<u8>,
+        entry: Entry,
+        deadline: Deadline,
+    ) -> Result<Stored, Error> {
+        if self.answer_present(&entry.id)? {
+            return Ok(Stored::Present);
+        }
+        self.put(bytes, entry, deadline)?;
+        Ok(Stored::Written)
+    }
+
+    /// Removes a record. Comes back when the removal is as durable as configured; readers that have begun
+    /// go on. Answers whether it was there.
+    ///
+    /// # Errors
+    /// As [`SegmentLog::append`].
+    pub fn remove(
+        &self,
+        namespace: NamespaceDigest,
+        id: RecordId,
+        deadline: Deadline,
+    ) -> Result<bool, Error> {
+        {
+            let mut state = self.state.lock();
+            self.check_writable(&state)?;
+            // The index first: nobody finds it from now on.
+            if state.index.remove(&id).is_none() {
+                return Ok(false);
+            }
+            state.stats.removed_count += 1;
+        }
+        let sequence = self.next_sequence.fetch_add(1, Relaxed);
+        let mut head = Head::removal(namespace, id, sequence);
+        let mut bytes = vec![0; head.record_bytes as usize];
+        let (header, tail) = bytes.split_at_mut(head.header_bytes as usize);
+        head.header_crc32c = head.write(header);
+        debug_assert_eq!(tail.len() as u64, FOOTER_BYTES);
+        write_footer(&id, sequence, head.record_bytes, head.header_crc32c, tail);
+        self.put(bytes, Entry::of(&head, 0), deadline)?;
+        Ok(true)
+    }
+
+    fn check_writable(&self, state: &State) -> Result<(), Error> {
+        match &state.read_only {
+            Some(reason) => Err(Error::new(ErrorKind::ReadOnly {
+                reason: reason.clone(),
+            })),
+            None => Ok(()),
+        }
+    }
+
+    fn answer_present(&self, id: &RecordId) -> Result<bool, Error> {
+        let mut state = self.state.lock();
+        self.check_writable(&state)?;
+        let is_present = state.index.contains(id);
+        state.stats.duplicate_count += u64::from(is_present);
+        Ok(is_present)
+    }
+
+    /// Queues the record and waits for its group, leading one if nobody does.
+    fn put(&self, bytes: Vec<u8>, entry: Entry, deadline: Deadline) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        self.check_writable(&state)?;
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.queue.push_back(Pending {
+            ticket,
+            bytes,
+            entry,
+        });
+        loop {
+            if let Some(result) = state.results.remove(&ticket) {
+                drop(state);
+                return result.map_err(|error| error.into_error(self));
+            }
+            if let Some(writer) = state.writer.take() {
+                state = self.lead(state, writer);
+            } else if self.turn.wait_until(&mut state, deadline.instant()) {
+                return self.give_up(state, ticket, deadline);
+            }
+        }
+    }
+
+    /// The deadline has passed. What is still in the queue is taken out again; what is being written
+    /// goes on without a waiter.
+    fn give_up(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        ticket: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        if let Some(result) = state.results.remove(&ticket) {
+            drop(state);
+            return result.map_err(|error| error.into_error(self));
+        }
+        let before = state.queue.len();
+        state.queue.retain(|pending| pending.ticket != ticket);
+        if state.queue.len() == before {
+            state.abandoned.insert(ticket);
+        }
+        state.stats.failed_count += 1;
+        Err(Error::new(ErrorKind::Late {
+            deadline_ms: deadline.allowed_ms(),
+        }))
+    }
+
+    /// Writes one group and gives the right to append back.
+    fn lead<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut writer: Writer,
+    ) -> MutexGuard<'a, State> {
+        let group = self.next_group(&mut state);
+        drop(state);
+        let outcomes = self.write_group(&mut writer, group);
+        let mut state = self.state.lock();
+        state.stats.group_count += 1;
+        for (ticket, entry, outcome) in outcomes {
+            match &outcome {
+                Ok(segment) => {
+                    state.stats.stored_count += u64::from(!entry.is_removal);
+                    if !entry.is_removal {
+                        state.index.insert(entry.id, Place::of(*segment, &entry));
+                    }
+                }
+                Err(_) => state.stats.failed_count += 1,
+            }
+            if !state.abandoned.remove(&ticket) {
+                state.results.insert(ticket, outcome.map(|_| ()));
+            }
+        }
+        state.writer = Some(writer);
+        self.turn.notify_all();
+        state
+    }
+
+    fn next_group(&self, state: &mut State) -> Vec<Pending> {
+        let mut group = Vec::new();
+        let mut bytes = 0;
+        let limit_bytes = match self.config.durability {
+            Durability::Strict => 1,
+            Durability::None | Durability::Batch => self.config.group_bytes,
+        };
+        while bytes < limit_bytes {
+            let Some(pending) = state.queue.pop_front() else {
+                break;
+            };
+            bytes += pending.bytes.len() as u64;
+            group.push(pending);
+        }
+        group
+    }
+}

@@ -1,0 +1,234 @@
+//! Listing, repairing, shrinking, exporting and importing the records of a log.
+
+use kvgate_transfer::Deadline;
+use kvgate_transfer::sync::Arc;
+
+use super::SegmentLog;
+use super::append::Stored;
+use super::medium::{Medium, read_exact_at, write_all_at};
+use super::open::io_error;
+use super::scan::{self, Step};
+use super::segment::{Entry, SegmentId, header_page, index_block, read_index};
+use super::state::{Place, Segment};
+use super::writer::{Writer, entries_of};
+use crate::error::{Error, ErrorKind};
+use crate::record::{Head, PAGE_BYTES};
+
+/// Number of the segment that an export is.
+const EXPORT_ID: SegmentId = SegmentId(0);
+
+/// A record of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The segment.
+    pub segment: SegmentId,
+    /// What its index says.
+    pub entry: Entry,
+}
+
+impl SegmentLog {
+    /// Every record that can be found, in the order in which they were written.
+    pub fn list(&self) -> Vec<Listed> {
+        let segments: Vec<Arc<Segment>> = self.state.lock().segments.values().cloned().collect();
+        let mut listed = Vec::new();
+        for segment in segments {
+            for entry in self.entries_now(&segment) {
+                let place = Place::of(segment.id, &entry);
+                let state = self.state.lock();
+                let is_live = state
+                    .index
+                    .place(&entry.id)
+                    .is_some_and(|p| p.is_at(&place));
+                drop(state);
+                if is_live {
+                    let segment = segment.id;
+                    listed.push(Listed { segment, entry });
+                }
+            }
+        }
+        listed
+    }
+
+    /// The entries of a segment, also of the one that grows.
+    fn entries_now(&self, segment: &Segment) -> Vec<Entry> {
+        let state = self.state.lock();
+        let active = state.writer.as_ref().and_then(|w| w.active.as_ref());
+        match active.filter(|active| active.segment.id == segment.id) {
+            Some(active) => active.entries.clone(),
+            None => {
+                drop(state);
+                entries_of(segment)
+            }
+        }
+    }
+
+    /// The bytes of a record, verified by what its header says, and that header.
+    ///
+    /// # Errors
+    /// `Damaged`, `Io`.
+    pub fn record_bytes(&self, listed: &Listed) -> Result<(Head, Vec<u8>), Error> {
+        let segment = self.state.lock().segments.get(&listed.segment).cloned();
+        let path = self.medium.path().join(listed.segment.file_name());
+        let damaged = |reason: String| {
+            let path = path.clone();
+            Error::new(ErrorKind::Damaged { path, reason })
+        };
+        let segment = segment.ok_or_else(|| damaged("the segment has left".to_owned()))?;
+        read_verified(&segment, &listed.entry)
+            .map_err(|source| io_error(&*self.medium, "read", source))?
+            .ok_or_else(|| damaged(format!("record {} is damaged", listed.entry.id)))
+    }
+
+    /// Lets the oldest segments go until the files take at most `limit_bytes`, or only an unfinished one
+    /// is left. What the policy would keep goes too.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Late`.
+    pub fn prune(&self, limit_bytes: u64, deadline: Deadline) -> Result<(), Error> {
+        self.with_writer(deadline, |writer| {
+            self.seal(writer);
+            while self.state.lock().file_bytes() > limit_bytes {
+                let oldest = self.state.lock().segments.values().next().cloned();
+                match oldest {
+                    Some(segment) => self.drop_segment(&segment),
+                    None => break,
+                }
+            }
+        })
+    }
+
+    /// Writes the good records of every segment that has a bad place into new segments, and lets the bad
+    /// ones go. Answers how many records could not be saved.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Late`, and what writing answers.
+    pub fn repair(&self, deadline: Deadline) -> Result<u64, Error> {
+        let before = self.state.lock().index.len() as u64;
+        let segments: Vec<Arc<Segment>> = self.state.lock().segments.values().cloned().collect();
+        for segment in segments {
+            let entries = entries_of(&segment);
+            let is_good = |entry: &Entry| {
+                matches!(read_verified(&segment, entry), Ok(Some((head, _)))
+                    if Entry::of(&head, entry.offset_bytes) == *entry)
+            };
+            let is_sealed = read_index(segment.id, &*segment.file, segment.len_bytes())
+                .is_ok_and(|index| index.is_some());
+            let has_name = self.recovery.damaged.contains(&segment.id.file_name());
+            if is_sealed && !has_name && entries.iter().all(is_good) {
+                continue;
+            }
+            let good = scan::all_records(&*segment.file, segment.len_bytes()).unwrap_or_default();
+            self.with_writer(deadline, |_| self.drop_segment(&segment))?;
+            for entry in good.iter().filter(|entry| !entry.is_removal) {
+                if let Ok(Some((_, bytes))) = read_verified(&segment, entry) {
+                    let _is_new = self.append_bytes(bytes, entry.clone(), deadline)?;
+                }
+            }
+        }
+        let after = self.state.lock().index.len() as u64;
+        Ok(before.saturating_sub(after))
+    }
+
+    /// Runs `work` with the right to append.
+    fn with_writer<T>(
+        &self,
+        deadline: Deadline,
+        work: impl FnOnce(&mut Writer) -> T,
+    ) -> Result<T, Error> {
+        let mut state = self.state.lock();
+        let mut writer = loop {
+            if let Some(reason) = &state.read_only {
+                let reason = reason.clone();
+                return Err(Error::new(ErrorKind::ReadOnly { reason }));
+            }
+            if let Some(writer) = state.writer.take() {
+                break writer;
+            }
+            if self.turn.wait_until(&mut state, deadline.instant()) {
+                let deadline_ms = deadline.allowed_ms();
+                return Err(Error::new(ErrorKind::Late { deadline_ms }));
+            }
+        };
+        drop(state);
+        let done = work(&mut writer);
+        let mut state = self.state.lock();
+        state.writer = Some(writer);
+        self.turn.notify_all();
+        Ok(done)
+    }
+}
+
+/// The bytes of a record, if they are one.
+fn read_verified(segment: &Segment, entry: &Entry) -> std::io::Result<Option<(Head, Vec<u8>)>> {
+    let (file, len_bytes) = (&*segment.file, segment.len_bytes());
+    let Step::Record(found) = scan::step(file, entry.offset_bytes, len_bytes)? else {
+        return Ok(None);
+    };
+    let mut bytes = vec![0; found.record_bytes as usize];
+    read_exact_at(file, &mut bytes, entry.offset_bytes)?;
+    let header_bytes = Head::length_of(&bytes).unwrap_or(0) as usize;
+    let head = bytes.get(..header_bytes).map(Head::parse);
+    Ok(head.and_then(Result::ok).map(|head| (head, bytes)))
+}
+
+/// Writes every good record of a log into one file, a sealed segment. Answers how many.
+///
+/// # Errors
+/// `Io`; a file of that name is one.
+pub fn export(log: &SegmentLog, into: &dyn Medium, name: &str) -> Result<u64, Error> {
+    let fail = |source| io_error(into, "write the export in", source);
+    let file = into.create(name).map_err(fail)?;
+    write_all_at(&*file, &header_page(EXPORT_ID, None), 0).map_err(fail)?;
+    let mut entries = Vec::new();
+    let mut at = PAGE_BYTES;
+    for listed in log.list() {
+        let Ok((_, bytes)) = log.record_bytes(&listed) else {
+            continue;
+        };
+        write_all_at(&*file, &bytes, at).map_err(fail)?;
+        let mut entry = listed.entry;
+        entry.offset_bytes = at;
+        at = entry.end_bytes();
+        entries.push(entry);
+    }
+    let block = index_block(EXPORT_ID, at, &entries);
+    write_all_at(&*file, &block, at).map_err(fail)?;
+    file.sync_data().map_err(fail)?;
+    Ok(entries.len() as u64)
+}
+
+/// Stores the records of an export that are not there yet. Answers how many were new.
+///
+/// # Errors
+/// `Damaged` for anything but a whole export, before a record of it is stored; what storing answers.
+pub fn import(
+    log: &SegmentLog,
+    from: &dyn Medium,
+    name: &str,
+    deadline: Deadline,
+) -> Result<u64, Error> {
+    let fail = |source| io_error(from, "read the import from", source);
+    let damaged = |reason: &str| {
+        Error::new(ErrorKind::Damaged {
+            path: from.path().join(name),
+            reason: reason.to_owned(),
+        })
+    };
+    let file = from.open(name, false).map_err(fail)?;
+    let len_bytes = file.len_bytes().map_err(fail)?;
+    let index = read_index(EXPORT_ID, &*file, len_bytes).map_err(fail)?;
+    let (entries, end_bytes) = index.ok_or_else(|| damaged("not an export"))?;
+    let (found, bad) = scan::records(&*file, PAGE_BYTES, end_bytes).map_err(fail)?;
+    if bad.is_some() || found != entries {
+        return Err(damaged("a record of the export is damaged"));
+    }
+    let mut new_count = 0;
+    for entry in entries {
+        let mut bytes = vec![0; entry.record_bytes as usize];
+        read_exact_at(&*file, &mut bytes, entry.offset_bytes).map_err(fail)?;
+        if log.append_bytes(bytes, entry, deadline)? == Stored::Written {
+            new_count += 1;
+        }
+    }
+    Ok(new_count)
+}

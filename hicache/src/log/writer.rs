@@ -1,0 +1,370 @@
+//! The right to append, and what it does: groups, seals, eviction.
+
+use std::io;
+
+use kvgate_transfer::sync::Arc;
+
+use super::append::{GroupError, Pending};
+use super::medium::{read_exact_at, write_all_at};
+use super::reclaim::Candidate;
+use super::segment::{Entry, Sealed, SegmentId, header_page, index_block, index_bytes, read_index};
+use super::state::{Place, Segment};
+use super::{Durability, SegmentLog, scan};
+use crate::record::{PAGE_BYTES, RecordId, RecordKind};
+
+/// The end of the log. There is one, and whoever has it is the only one who writes.
+pub(crate) struct Writer {
+    pub(crate) next_segment: SegmentId,
+    pub(crate) active: Option<Active>,
+    /// The newest segment, if it is sealed.
+    pub(crate) sealed: Option<Sealed>,
+    /// Bytes of the indexes that segments lack which a failure has left unsealed; they get them at the
+    /// close.
+    pub(crate) owed_bytes: u64,
+    /// Segments of this group whose records could not be synced.
+    pub(crate) lost: Vec<(SegmentId, io::Error)>,
+}
+
+/// The segment that grows.
+pub(crate) struct Active {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) end_bytes: u64,
+}
+
+impl Writer {
+    /// Writes nothing more to the active segment, and does not seal it now.
+    fn abandon(&mut self) -> Option<SegmentId> {
+        let active = self.active.take()?;
+        self.owed_bytes += index_bytes(active.entries.len());
+        Some(active.segment.id)
+    }
+}
+
+/// Ticket, entry with its place, and the segment that has it.
+pub(crate) type Outcome = (u64, Entry, Result<SegmentId, GroupError>);
+
+impl SegmentLog {
+    /// Writes the records of a group one behind the other and syncs them together. A record that fails
+    /// leaves nothing behind it in the segment, so that a scan reaches what comes after.
+    pub(crate) fn write_group(&self, writer: &mut Writer, group: Vec<Pending>) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(group.len());
+        for pending in group {
+            let mut entry = pending.entry;
+            let outcome = self.write_record(writer, &pending.bytes, &mut entry);
+            outcomes.push((pending.ticket, entry, outcome));
+        }
+        if let Err(error) = self.sync_active(writer) {
+            // What was written since the last sync is there or not; nobody can tell, so none of it is
+            // acknowledged, and nothing is written behind it.
+            let lost = writer.abandon();
+            writer.lost.extend(lost.map(|id| (id, error)));
+        }
+        for (id, error) in std::mem::take(&mut writer.lost) {
+            for (_, _, outcome) in &mut outcomes {
+                if outcome.as_ref().ok() == Some(&id) {
+                    *outcome = Err(GroupError::io("sync", &error));
+                }
+            }
+        }
+        outcomes
+    }
+
+    fn write_record(
+        &self,
+        writer: &mut Writer,
+        bytes: &[u8],
+        entry: &mut Entry,
+    ) -> Result<SegmentId, GroupError> {
+        let least = PAGE_BYTES + bytes.len() as u64 + index_bytes(1);
+        if least > self.config.segment_bytes {
+            return Err(GroupError::Full {
+                needed_bytes: least,
+                capacity_bytes: self.config.segment_bytes,
+            });
+        }
+        self.make_room(writer, bytes.len() as u64)?;
+        loop {
+            match self.write_at_end(writer, bytes, entry) {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                    if !self.evict_oldest(writer) {
+                        return Err(GroupError::io("write", &error));
+                    }
+                }
+                done => return done.map_err(|error| GroupError::io("write", &error)),
+            }
+        }
+    }
+
+    /// Seals the active segment if the record does not fit, and evicts until it does.
+    fn make_room(&self, writer: &mut Writer, record_bytes: u64) -> Result<(), GroupError> {
+        if let Some(active) = &writer.active {
+            let index = index_bytes(active.entries.len() + 1);
+            if active.end_bytes + record_bytes + index > self.config.segment_bytes {
+                self.seal(writer);
+            }
+        }
+        loop {
+            let more_bytes = match &writer.active {
+                Some(active) => record_bytes + index_bytes(active.entries.len() + 1),
+                None => PAGE_BYTES + record_bytes + index_bytes(1),
+            };
+            let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
+            if file_bytes + more_bytes <= self.config.capacity_bytes {
+                return Ok(());
+            }
+            if self.evict_oldest(writer) {
+                continue;
+            }
+            // Only the active segment is left.
+            if writer.active.is_none() {
+                return Err(GroupError::Full {
+                    needed_bytes: file_bytes + more_bytes,
+                    capacity_bytes: self.config.capacity_bytes,
+                });
+            }
+            self.seal(writer);
+        }
+    }
+
+    fn write_at_end(
+        &self,
+        writer: &mut Writer,
+        bytes: &[u8],
+        entry: &mut Entry,
+    ) -> io::Result<SegmentId> {
+        let mut active = match writer.active.take() {
+            Some(active) => active,
+            None => self.begin_segment(writer)?,
+        };
+        let file = &*active.segment.file;
+        if let Err(error) = write_all_at(file, bytes, active.end_bytes) {
+            // Take back what was written of it; a segment that cannot be cut gets nothing more.
+            let is_cut = file.set_len(active.end_bytes).is_ok();
+            writer.active = Some(active);
+            if !is_cut {
+                writer.abandon();
+            }
+            return Err(error);
+        }
+        entry.offset_bytes = active.end_bytes;
+        active.end_bytes = entry.end_bytes();
+        active.segment.set_len_bytes(active.end_bytes);
+        active.entries.push(entry.clone());
+        let id = active.segment.id;
+        writer.active = Some(active);
+        self.state.lock().stats.written_bytes += bytes.len() as u64;
+        Ok(id)
+    }
+
+    fn begin_segment(&self, writer: &mut Writer) -> io::Result<Active> {
+        let id = writer.next_segment;
+        let name = id.file_name();
+        let file = self.medium.create(&name)?;
+        let begun =
+            write_all_at(&*file, &header_page(id, writer.sealed.take()), 0).and_then(|()| {
+                if self.config.durability == Durability::None {
+                    return Ok(());
+                }
+                file.sync_data()?;
+                self.medium.sync_names()
+            });
+        // The number is used up: a file of that name may be there.
+        writer.next_segment = SegmentId(id.0 + 1);
+        if let Err(error) = begun {
+            drop(file);
+            if self.medium.remove(&name).is_err() {
+                self.state.lock().stuck.push((name, PAGE_BYTES));
+            }
+            return Err(error);
+        }
+        let segment = Segment::new(id, file, PAGE_BYTES, &self.held_bytes);
+        let mut state = self.state.lock();
+        state.segments.insert(id, segment.clone());
+        state.stats.written_bytes += PAGE_BYTES;
+        Ok(Active {
+            segment,
+            entries: Vec::new(),
+            end_bytes: PAGE_BYTES,
+        })
+    }
+
+    fn sync_active(&self, writer: &Writer) -> io::Result<()> {
+        let Some(active) = &writer.active else {
+            return Ok(());
+        };
+        if self.config.durability == Durability::None {
+            return Ok(());
+        }
+        active.segment.file.sync_data()?;
+        self.state.lock().stats.sync_count += 1;
+        if self.config.durability == Durability::Strict {
+            self.medium.sync_names()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the index behind the records. A segment that cannot be sealed is scanned when the log is
+    /// opened again; nothing more is written to it either way.
+    pub(crate) fn seal(&self, writer: &mut Writer) {
+        let Some(active) = writer.active.take() else {
+            return;
+        };
+        let id = active.segment.id;
+        let file = &*active.segment.file;
+        let block = index_block(id, active.end_bytes, &active.entries);
+        // Records before the index that speaks for them.
+        let synced = match self.config.durability {
+            Durability::None => Ok(()),
+            Durability::Batch | Durability::Strict => file.sync_data(),
+        };
+        let is_synced = synced.is_ok();
+        writer.lost.extend(synced.err().map(|error| (id, error)));
+        let sealed = match is_synced {
+            true => write_all_at(file, &block, active.end_bytes).and_then(|()| file.sync_data()),
+            false => Err(io::Error::from(io::ErrorKind::Other)),
+        };
+        let is_sealed = sealed.is_ok();
+        let end_bytes = match sealed {
+            Ok(()) => active.end_bytes + block.len() as u64,
+            Err(_) if file.set_len(active.end_bytes).is_ok() => active.end_bytes,
+            Err(_) => file.len_bytes().unwrap_or(active.end_bytes),
+        };
+        active.segment.set_len_bytes(end_bytes);
+        writer.sealed = is_sealed.then_some((id, end_bytes));
+        writer.owed_bytes += if is_sealed { 0 } else { block.len() as u64 };
+        let mut state = self.state.lock();
+        state.stats.written_bytes += block.len() as u64;
+        state.stats.sync_count += 1;
+    }
+
+    /// Lets the oldest segment go that is not being written. Answers whether there was one.
+    pub(crate) fn evict_oldest(&self, writer: &mut Writer) -> bool {
+        self.retry_stuck();
+        let active = writer.active.as_ref().map(|active| active.segment.id);
+        let oldest = {
+            let state = self.state.lock();
+            let mut sealed = state.segments.values();
+            sealed.find(|segment| Some(segment.id) != active).cloned()
+        };
+        let Some(segment) = oldest else {
+            return false;
+        };
+        let entries = entries_of(&segment);
+        self.keep_some(writer, &segment, &entries);
+        self.drop_segment(&segment);
+        true
+    }
+
+    /// Writes again what the policy wants to keep, as long as there is room for it.
+    fn keep_some(&self, writer: &mut Writer, segment: &Segment, entries: &[Entry]) {
+        let mut left_bytes = segment.len_bytes() / 2;
+        let mut is_any = false;
+        for entry in entries {
+            let place = Place::of(segment.id, entry);
+            let Some(candidate) = self.candidate(entry, &place) else {
+                continue;
+            };
+            if entry.record_bytes > left_bytes || !self.policy.keeps(&candidate) {
+                continue;
+            }
+            if !self.keep(writer, segment, entry, &place) {
+                break;
+            }
+            left_bytes -= entry.record_bytes;
+            is_any = true;
+        }
+        if is_any && self.sync_active(writer).is_err() {
+            // They are in the index and may be lost in a crash, as after a write without a sync.
+            writer.abandon();
+        }
+    }
+
+    fn candidate(&self, entry: &Entry, place: &Place) -> Option<Candidate> {
+        let state = self.state.lock();
+        let found = state.index.place(&entry.id)?;
+        let parent = RecordId {
+            kind: RecordKind::Block,
+            key: entry.parent,
+        };
+        let is_first = entry.parent.0 == entry.namespace.0;
+        (!entry.is_removal && found.is_at(place)).then(|| Candidate {
+            id: entry.id,
+            record_bytes: entry.record_bytes,
+            hits: found.hits,
+            is_reachable: is_first || state.index.contains(&parent),
+        })
+    }
+
+    fn keep(&self, writer: &mut Writer, segment: &Segment, entry: &Entry, place: &Place) -> bool {
+        let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
+        let is_room = writer.active.as_ref().is_some_and(|active| {
+            let index = index_bytes(active.entries.len() + 1);
+            active.end_bytes + entry.record_bytes + index <= self.config.segment_bytes
+                && file_bytes + entry.record_bytes + index <= self.config.capacity_bytes
+        });
+        let Ok(scan::Step::Record(_)) =
+            scan::step(&*segment.file, entry.offset_bytes, segment.len_bytes())
+        else {
+            return is_room;
+        };
+        let mut bytes = vec![0; entry.record_bytes as usize];
+        let is_read = read_exact_at(&*segment.file, &mut bytes, entry.offset_bytes).is_ok();
+        if !is_room || !is_read {
+            return is_room;
+        }
+        let mut moved = entry.clone();
+        let Ok(id) = self.write_at_end(writer, &bytes, &mut moved) else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        if state.index.remove_at(&entry.id, place) {
+            state.index.insert(entry.id, Place::of(id, &moved));
+            state.stats.kept_count += 1;
+        }
+        true
+    }
+
+    /// The index first, then the name; the bytes go when the last reader lets go of the file.
+    pub(crate) fn drop_segment(&self, segment: &Arc<Segment>) {
+        let name = segment.id.file_name();
+        let mut state = self.state.lock();
+        let left = state.index.remove_segment(segment.id);
+        state.stats.evicted_count += left.len() as u64;
+        state.evicted.extend(left);
+        state.segments.remove(&segment.id);
+        state.stats.evicted_segments += 1;
+        drop(state);
+        segment.gone();
+        match self.medium.remove(&name) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => {
+                let bytes = segment.len_bytes();
+                self.state.lock().stuck.push((name, bytes));
+            }
+        }
+    }
+
+    /// Tries once more to remove what could not be removed.
+    fn retry_stuck(&self) {
+        let stuck = std::mem::take(&mut self.state.lock().stuck);
+        let left: Vec<(String, u64)> = stuck
+            .into_iter()
+            .filter(|(name, _)| match self.medium.remove(name) {
+                Ok(()) => false,
+                Err(error) => error.kind() != io::ErrorKind::NotFound,
+            })
+            .collect();
+        self.state.lock().stuck.extend(left);
+    }
+}
+
+/// Every record of a segment that is not written any more: by its index, or by a look at each.
+pub(crate) fn entries_of(segment: &Segment) -> Vec<Entry> {
+    let (file, len_bytes) = (&*segment.file, segment.len_bytes());
+    if let Ok(Some((entries, _))) = read_index(segment.id, file, len_bytes) {
+        return entries;
+    }
+    scan::all_records(file, len_bytes).unwrap_or_default()
+}
