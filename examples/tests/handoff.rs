@@ -57,6 +57,12 @@ fn every_transport_at_lengths_around_every_boundary() {
 }
 
 #[test]
+fn auto_takes_the_nearest_way_and_says_which() {
+    let json = identical(&["--transport", "auto", "--tokens", "257", "--steps", "2"]);
+    assert_eq!(json["transport"], "shm");
+}
+
+#[test]
 fn every_format() {
     for index_k in ["bf16", "fp8", "f32"] {
         for latent in ["packed-fp8", "f32"] {

@@ -28,7 +28,7 @@ fn prefill(address: &str, args: &[&str]) -> Finished {
 
 #[test]
 fn both_sides_end_with_the_verdict() {
-    for transport in ["tcp", "shm", "cma"] {
+    for transport in ["tcp", "shm", "cma", "auto"] {
         let (decode, address) = decode(&["--listen", "127.0.0.1:0", "--transport", transport]);
         let prefill = prefill(
             &address,

@@ -1,8 +1,9 @@
 //! Addresses as people write them, and as a launcher passes them on.
 //!
-//! Two hosts speak TCP, which `ucx` and `libfabric` begin with, too. `--transport shm` and `cma` work between two processes of one host only; there the port
-//! is still taken as a TCP port, so that it is free, unique and printable, and the sides meet at an abstract
-//! socket whose name is made of it.
+//! Two hosts speak TCP, which `ucx` and `libfabric` begin with, too. `--transport shm` and `cma` work between two
+//! processes of one host only; there the port is still taken as a TCP port, so that it is free, unique and
+//! printable, and the sides meet at an abstract socket whose name is made of it. `auto` listens at such names
+//! beside its port, and tries them first when the port is on this host.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
@@ -35,6 +36,7 @@ pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failur
     Ok(match transport {
         Transport::Local => Target::InProcess(text.to_owned()),
         Transport::Shm | Transport::Cma => Target::Agent(vec![named(transport, text.to_owned())]),
+        Transport::Auto => Target::Agent(nearest_first(&resolve("connect", text)?)),
         Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
             Target::Agent(sockets(transport, resolve("connect", text)?))
         }
@@ -45,7 +47,7 @@ pub fn private_target(transport: Transport, text: &str) -> Result<Target, Failur
 #[must_use]
 pub fn private(transport: Transport) -> Listening {
     let address = match transport {
-        Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric | Transport::Auto => {
             socket(transport, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
         }
         Transport::Shm | Transport::Cma | Transport::Local => named(transport, private_name()),
@@ -75,7 +77,7 @@ pub fn listen(text: &str, transport: Transport, has_token: bool) -> Result<Liste
         ));
     }
     match transport {
-        Transport::Tcp | Transport::Ucx | Transport::Libfabric => Ok(Listening {
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric | Transport::Auto => Ok(Listening {
             address: socket(transport, address),
             reservation: None,
         }),
@@ -94,7 +96,7 @@ pub fn listen(text: &str, transport: Transport, has_token: bool) -> Result<Liste
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm, cma, tcp, ucx or libfabric for a side on its own",
+            "shm, cma, tcp, ucx, libfabric or auto for a side on its own",
         )),
     }
 }
@@ -104,13 +106,16 @@ pub fn connect(text: &str, transport: Transport, has_token: bool) -> Result<Targ
     let found = resolve("connect", text)?;
     let is_loopback = found.iter().all(|address| address.ip().is_loopback());
     match transport {
-        Transport::Tcp | Transport::Ucx | Transport::Libfabric if !is_loopback && !has_token => {
+        Transport::Tcp | Transport::Ucx | Transport::Libfabric | Transport::Auto
+            if !is_loopback && !has_token =>
+        {
             Err(Failure::input(
                 "connect",
                 text,
                 "a loopback address, or --auth-token-file on both sides",
             ))
         }
+        Transport::Auto => Ok(Target::Agent(nearest_first(&found))),
         Transport::Tcp | Transport::Ucx | Transport::Libfabric => {
             Ok(Target::Agent(sockets(transport, found)))
         }
@@ -126,7 +131,7 @@ pub fn connect(text: &str, transport: Transport, has_token: bool) -> Result<Targ
         Transport::Local => Err(Failure::input(
             "transport",
             "local",
-            "shm, cma, tcp, ucx or libfabric for a side on its own",
+            "shm, cma, tcp, ucx, libfabric or auto for a side on its own",
         )),
     }
 }
@@ -151,6 +156,27 @@ fn named(transport: Transport, name: String) -> Address {
         Transport::Cma => Address::Cma(name),
         _ => Address::Shm(name),
     }
+}
+
+/// Where a side that listens at `bound` with `auto` listens, too: what needs fewer copies, the best first.
+#[must_use]
+pub fn nearer(bound: &Address) -> Vec<Address> {
+    let Address::Tcp(address) = bound else {
+        return Vec::new();
+    };
+    let name = meeting_name(address.port());
+    vec![
+        Address::Shm(format!("{name}-auto-shm")),
+        Address::Cma(format!("{name}-auto-cma")),
+    ]
+}
+
+/// The ways to a side that listens with `auto`. A name of this host says nothing of another one.
+fn nearest_first(found: &[SocketAddr]) -> Vec<Address> {
+    let here = found.iter().filter(|address| address.ip().is_loopback());
+    here.flat_map(|address| nearer(&Address::Tcp(*address)))
+        .chain(sockets(Transport::Auto, found.to_vec()))
+        .collect()
 }
 
 fn meeting_name(port: u16) -> String {
@@ -260,7 +286,22 @@ mod tests {
         assert!(connect("localhost:7000", Transport::Shm, false).is_ok());
         for text in ["", "localhost", "127.0.0.1:99999", "[::1:7000"] {
             assert!(connect(text, Transport::Tcp, false).is_err(), "{text}");
+            assert!(connect(text, Transport::Auto, false).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn auto_tries_the_nearest_way_first_and_names_of_this_host_only_here() {
+        let tcp = |text: &str| Address::Tcp(text.parse().unwrap());
+        let here = tcp("127.0.0.1:7000");
+        let mut ways = nearer(&here);
+        assert!(matches!(ways[..], [Address::Shm(_), Address::Cma(_)]));
+        ways.push(here);
+        let found = connect("127.0.0.1:7000", Transport::Auto, false).unwrap();
+        assert_eq!(found, Target::Agent(ways));
+        let far = connect("192.0.2.1:7000", Transport::Auto, true).unwrap();
+        assert_eq!(far, Target::Agent(vec![tcp("192.0.2.1:7000")]));
+        assert!(connect("192.0.2.1:7000", Transport::Auto, false).is_err());
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub fn make_pools(
     size: PoolSize,
     agent: &Agent,
 ) -> Result<PoolSet, Failure> {
-    let memory = if options.transport == Transport::Shm {
+    let memory = if matches!(options.transport, Transport::Shm | Transport::Auto) {
         MemoryKind::Shared
     } else {
         MemoryKind::Host

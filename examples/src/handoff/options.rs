@@ -22,6 +22,8 @@ pub enum Transport {
     Ucx,
     /// libfabric, in a build with the feature of this name.
     Libfabric,
+    /// The nearest of shm, cma and tcp that works.
+    Auto,
     /// Threads of one process.
     Local,
 }
@@ -73,6 +75,7 @@ impl Transport {
             Self::Cma => "cma",
             Self::Ucx => "ucx",
             Self::Libfabric => "libfabric",
+            Self::Auto => "auto",
             Self::Local => "local",
         }
     }

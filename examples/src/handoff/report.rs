@@ -240,7 +240,7 @@ pub struct Report {
     pub steps: u32,
     /// C.
     pub chunk: u32,
-    /// `shm`, `tcp`, `cma` or `local`.
+    /// The path of the bytes: `shm`, `tcp`, `cma`, `ucx`, `libfabric` or `local`.
     pub transport: String,
     /// Storage of the indexer keys.
     pub index_k: String,

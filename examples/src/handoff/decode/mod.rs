@@ -163,6 +163,15 @@ fn start_listening(
     let bound = agent
         .listen(&listening.address)
         .map_err(|error| link::transfer_failure(&error))?;
+    if options.transport == Transport::Auto {
+        for address in endpoint::nearer(&bound) {
+            // A way that this host does not offer is one less to choose from.
+            match agent.listen(&address) {
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "not reachable at {address}"),
+            }
+        }
+    }
     observer.listening(&endpoint::to_text(&listening, &bound));
     Ok(listening)
 }

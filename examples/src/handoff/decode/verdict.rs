@@ -64,7 +64,7 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
         prompt_tokens: u64::from(peer.plan.prompt_tokens),
         steps: peer.plan.steps,
         chunk: peer.plan.chunk,
-        transport: side.options.transport.id().to_owned(),
+        transport: path(side, peer),
         index_k: side.options.index_k.id().to_owned(),
         latent: side.options.latent.id().to_owned(),
         model: model::label(&side.options),
@@ -125,6 +125,15 @@ fn in_use(stats: &PoolStats) -> u32 {
 }
 
 /// Damage is damage, whoever finds it; a run that cannot show any is invalid.
+/// The path that was taken: with `auto`, the one that was found.
+fn path(side: &super::Side, peer: &Peer) -> String {
+    let info = side.agent.peer(peer.id);
+    info.map_or_else(
+        || side.options.transport.id().to_owned(),
+        |info| info.backend.to_string(),
+    )
+}
+
 fn conclude(report: &mut Report, is_equal: bool, peer: &Peer) {
     let is_clean = is_equal && report.canary.violations.is_empty();
     let fault = peer.fault.as_ref();
