@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::Value;
-use support::pd_handoff;
+use support::{Running, pd_handoff};
 
 const SHORT: [&str; 5] = ["--json", "--tokens", "300", "--steps", "6"];
 const CORRUPTING: [&str; 8] = [
@@ -196,5 +196,35 @@ fn a_held_layer_is_waited_for_and_nothing_is_lost() {
             json["layers"][3]["gate_wait_us"].as_u64() >= Some(900 * 400),
             "{text}"
         );
+    }
+}
+
+#[test]
+fn a_damaged_page_is_found_by_the_benchmark() {
+    for op in ["read", "write"] {
+        for check in ["full", "sample"] {
+            let args = [
+                "--json",
+                "--op",
+                op,
+                "--check",
+                check,
+                "--pages",
+                "8",
+                "--pool-mib",
+                "2",
+                "--duration",
+                "0.01",
+                "--damage-page",
+            ];
+            let run = Running::start(env!("CARGO_BIN_EXE_transfer-bench"), &args).finish();
+            assert_eq!(run.code, Some(1), "{}", run.stderr);
+            let object = run.json();
+            assert_eq!(object["verdict"], "bad-pages");
+            let row = &object["rows"][0];
+            // One page of each request that was compared, and no other.
+            let checked = row["checked_pages"].as_u64().unwrap();
+            assert_eq!(row["bad_pages"].as_u64(), Some(checked / 8), "{row}");
+        }
     }
 }

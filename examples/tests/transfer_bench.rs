@@ -431,6 +431,32 @@ fn every_path_is_listed_with_its_reason_and_an_absent_one_is_refused_with_it() {
 }
 
 #[test]
+fn a_comparison_names_what_is_not_installed_and_does_not_fail() {
+    let nowhere = ["--compare", "--peers", "/no/such/folder"];
+    let short = ["--compare-ms", "1", "--compare-rounds", "1", "--pages", "1"];
+    let finished = brief(&[&nowhere[..], &short].concat());
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let compare = &finished.json()["compare"];
+    let cells = compare["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 1, "{compare}");
+    assert_eq!(
+        (&cells[0]["engine"], &cells[0]["bad_pages"]),
+        (&"kvgate_auto".into(), &0.into())
+    );
+    assert!(cells[0]["gbps_med"].as_f64() > Some(0.0), "{compare}");
+    for name in ["ucx_tcp", "ofi_tcp", "nixl_default", "mooncake_tcp"] {
+        let absent = compare["absent"].as_array().unwrap();
+        let one = absent.iter().find(|one| one["engine"] == name).unwrap();
+        assert!(
+            one["install"].as_str().unwrap().contains("setup.sh"),
+            "{one}"
+        );
+    }
+    let refused = brief(&["--compare", "--concurrency", "2"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+}
+
+#[test]
 fn auto_takes_the_nearest_path() {
     let row = row(&brief(&["--pages", "4"]));
     assert_eq!(row["backend"], "shm");

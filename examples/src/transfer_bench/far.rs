@@ -8,8 +8,10 @@ use kvgate_transfer::{Address, Agent, AgentEvent, Deadline, PeerId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::control::Answer;
 use super::route::Far;
 use super::{SCHEMA, target};
+use crate::handoff::console;
 use crate::handoff::endpoint::{self, Target};
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::{PeerWatch, slice, transfer_failure};
@@ -91,6 +93,9 @@ impl FarLink {
                 Some(AgentEvent::PeerDown { peer, .. }) if peer == self.watch.peer() => {
                     self.is_down = true;
                 }
+                Some(AgentEvent::PeerUp { peer }) if peer != self.watch.peer() => {
+                    self.turn_away(peer);
+                }
                 Some(_) => {}
                 None => self.watch.check(began, "the conversation of the run")?,
             }
@@ -98,10 +103,19 @@ impl FarLink {
         Ok(None)
     }
 
-    /// Gives what was sent the time to go out, and ends the connection.
-    pub fn close(&self) {
-        // What it could not end is ended with the process.
-        let _ = self.agent.shutdown(Deadline::after(self.watch.deadline()));
+    /// One run at a time: somebody else is told so, instead of being left to wait.
+    fn turn_away(&self, peer: PeerId) {
+        let failure = Failure::new(FailureKind::Unavailable, "the peer serves another run");
+        let told = serde_json::to_vec(&Answer::Failed(failure.clone()))
+            .map_err(|error| Failure::internal(error.to_string()))
+            .and_then(|bytes| {
+                let sent = self.agent.send(peer, bytes);
+                sent.map_err(|error| transfer_failure(&error))
+            });
+        match told {
+            Ok(()) => console::note("transfer-bench: turned away a second measuring side"),
+            Err(failure) => console::note(&format!("transfer-bench: a second one: {failure}")),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use super::control::{Answer, Order, Watch, out_of_turn};
 use super::layout::{Group, Layout, PageList, PoolShape, shuffled};
 use super::options::Direction;
 use super::pair::Pair;
+use super::round_trip;
 use super::route::Route;
 use super::row::{machine_load, quantile, sorted};
 use super::watch::{BELL, READY};
@@ -70,6 +71,8 @@ pub struct Latency {
     pub page_bytes: u64,
     /// Events of each kind.
     pub events: usize,
+    /// Between two hosts: both times end with the answer of the reader.
+    pub is_round_trip: bool,
     /// From the post to seen.
     pub post_to_seen: Times,
     /// From the bare wake to seen.
@@ -98,12 +101,15 @@ pub struct Times {
 }
 
 /// Blocks of one kind.
-const BLOCKS: u32 = 4;
+pub const BLOCKS: u32 = 4;
 /// Slots of the pool: the pages of a block are different ones.
-const SLOTS: u32 = 1024;
+pub const SLOTS: u32 = 1024;
 
 /// Measures one kind of event.
 pub fn measure(run: &Run) -> Result<Latency, Failure> {
+    if run.route.far.is_some() {
+        return round_trip::measure(run);
+    }
     let per_block = (run.count / BLOCKS).clamp(1, SLOTS);
     let pool = PoolShape {
         offset_bytes: 0,
@@ -143,6 +149,7 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
         park_us: run.park.as_micros() as u64,
         page_bytes: run.page_bytes,
         events: engine.len(),
+        is_round_trip: false,
         post_to_seen: seen,
         bare: wake,
         bare_name,
@@ -284,7 +291,8 @@ impl Bench {
     }
 }
 
-fn times(sorted_us: &[f64]) -> Times {
+/// Quantiles of sorted values.
+pub fn times(sorted_us: &[f64]) -> Times {
     Times {
         p50_us: quantile(sorted_us, 0.5),
         p99_us: quantile(sorted_us, 0.99),
@@ -308,13 +316,18 @@ impl Latency {
     #[must_use]
     pub fn line(&self) -> String {
         format!(
-            "{} {} {} us, {} B, {} events: p50 {:.2} us, p99 {:.2} us | {} p50 {:.2} us, p99 {:.2} us | \
+            "{} {} {} us, {} B, {} events{}: p50 {:.2} us, p99 {:.2} us | {} p50 {:.2} us, p99 {:.2} us | \
              over it p50 {:.2} us, p99 {:.2} us | bad pages {}",
             self.backend,
             self.waiter,
             self.park_us,
             self.page_bytes,
             self.events,
+            if self.is_round_trip {
+                ", there and back"
+            } else {
+                ""
+            },
             self.post_to_seen.p50_us,
             self.post_to_seen.p99_us,
             self.bare_name,

@@ -7,6 +7,7 @@ pub mod bare_library;
 pub mod bare_loop;
 pub mod bare_stream;
 pub mod cli;
+pub mod compare;
 pub mod control;
 pub mod far;
 pub mod flights;
@@ -18,8 +19,10 @@ pub mod other;
 pub mod pair;
 pub mod plan;
 pub mod plot;
+pub mod round_trip;
 pub mod route;
 pub mod row;
+pub mod serve;
 pub mod target;
 pub mod throughput;
 pub mod watch;
@@ -39,7 +42,7 @@ use self::control::Control;
 use crate::bench::Heap;
 use crate::handoff::child;
 use crate::handoff::console;
-use crate::handoff::failure::Failure;
+use crate::handoff::failure::{self, Failure};
 use crate::handoff::signals;
 use crate::tool::{self, Finished};
 
@@ -71,6 +74,11 @@ pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
             let seconds = Duration::from_secs_f64(args.seconds);
             let report = idle::measure(args.backend, seconds, args.common.deadline())?;
             Ok(finished(report.lines(), "idle", &report, 0))
+        }
+        Some(Command::Serve(args)) => {
+            let served = serve::run(&args.serve()?)?;
+            let line = format!("served {} runs", served.runs);
+            Ok(finished(vec![line], "serve", &served, 0))
         }
         Some(Command::Xb(args)) => {
             backends::check(args.backend)?;
@@ -122,21 +130,37 @@ pub fn run_target(parent: Option<u32>) -> ExitCode {
 }
 
 fn throughput(args: &ThroughputArgs) -> Result<Finished, Failure> {
-    let route = args.common.route(args.loads.backend)?;
+    let route = args.common.route(args.loads.backend, &args.far)?;
+    let plan = args.compare.plan(route.backend)?;
+    let loads: Vec<_> = args.loads.each().collect();
     let mut rows = Vec::new();
-    for load in args.loads.each() {
-        let row = throughput::measure(&load, &route)?;
+    for load in &loads {
+        let row = throughput::measure(load, &route)?;
         if args.common.json {
             console::note(&row.line());
         }
         rows.push(row);
     }
+    let comparison = plan.map(|plan| compare::run(&loads, &plan)).transpose()?;
     if let Some(path) = &args.plot {
-        plot::draw(path, &rows)?;
+        plot::draw(path, &rows, comparison.as_ref())?;
     }
-    let bad_pages = rows.iter().map(|row| row.bad_pages).sum();
-    let lines = rows.iter().map(row::Row::line).collect();
-    Ok(finished(lines, "rows", &rows, bad_pages))
+    let mut bad_pages = rows.iter().map(|row| row.bad_pages).sum();
+    let mut lines: Vec<_> = rows.iter().map(row::Row::line).collect();
+    let Some(comparison) = comparison else {
+        return Ok(finished(lines, "rows", &rows, bad_pages));
+    };
+    if let Some(failed) = comparison.own_failure() {
+        let message = format!("{}: {}: {}", failed.engine, failed.asked, failed.message);
+        return Err(Failure::new(failure::FailureKind::PeerLost, message));
+    }
+    bad_pages += comparison.own_bad_pages();
+    lines.extend(comparison.lines());
+    let mut finished = finished(lines, "rows", &rows, bad_pages);
+    if let Value::Object(object) = &mut finished.json {
+        object.insert("compare".to_owned(), json!(comparison));
+    }
+    Ok(finished)
 }
 
 fn latency(run: &latency::Run) -> Result<Finished, Failure> {

@@ -116,6 +116,10 @@ pub struct Loads {
     /// Least size of a pool: a request touches few of its pages
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
     pool_mib: u64,
+    /// Change a page of the target behind the back of every request that is compared
+    #[cfg(feature = "fault-injection")]
+    #[arg(long, conflicts_with = "peer")]
+    damage_page: bool,
 }
 
 /// What one row of figures is about.
@@ -143,6 +147,9 @@ pub struct Load {
     pub index_k: IndexK,
     /// Least size of a pool.
     pub pool_mib: u64,
+    /// Change a page of the target behind the back of every request that is compared.
+    #[cfg(feature = "fault-injection")]
+    pub damage_page: bool,
 }
 
 impl Loads {
@@ -170,6 +177,8 @@ impl Loads {
             tokens: self.tokens,
             index_k: self.index_k,
             pool_mib: self.pool_mib,
+            #[cfg(feature = "fault-injection")]
+            damage_page: self.damage_page,
         })
     }
 }

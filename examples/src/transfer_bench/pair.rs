@@ -21,6 +21,8 @@ use super::bare_stream::BareStream;
 use super::control::{Answer, Control, Order, Started, out_of_turn};
 use super::far::FarLink;
 use super::flights::Flights;
+#[cfg(feature = "fault-injection")]
+use super::layout::Group;
 use super::layout::{self, Layout, PageList};
 use super::options::{Backend, Direction, Load};
 use super::other::{Other, start_failure, start_process, start_thread};
@@ -223,6 +225,27 @@ impl Pair {
             }
             Direction::Write => Ok(sides.there.differing(&self.there, seed)),
         }
+    }
+
+    /// Overwrites the first page of the target with other bytes.
+    #[cfg(feature = "fault-injection")]
+    pub fn damage(
+        &mut self,
+        direction: Direction,
+        list: &PageList,
+        seed: u64,
+    ) -> Result<(), Failure> {
+        let first = list.first().map(|group| Group {
+            pools: group.pools.start..group.pools.start + 1,
+            here: group.here.iter().copied().take(1).collect(),
+            there: group.there.iter().copied().take(1).collect(),
+        });
+        let sides = self.sides(&first.into_iter().collect())?;
+        match direction {
+            Direction::Write => sides.there.fill(&mut self.there, !seed),
+            Direction::Read => sides.here.fill(&mut self.here, !seed),
+        }
+        Ok(())
     }
 
     /// Opens the library of a path over the pools here.

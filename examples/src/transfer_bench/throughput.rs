@@ -58,6 +58,8 @@ pub struct Bench {
     check: Check,
     concurrency: usize,
     bare_loop: Option<BareLoop>,
+    #[cfg(feature = "fault-injection")]
+    damage_page: bool,
     /// Fills of the source so far; each one has other bytes.
     seed: u64,
     figures: Figures,
@@ -119,6 +121,8 @@ struct Spent {
     wall: Duration,
     /// Processor time of this process.
     here_ns: u64,
+    /// Processor time of a peer that also fills and compares, on another host.
+    there_ns: u64,
 }
 
 impl Bench {
@@ -145,6 +149,8 @@ impl Bench {
             check: load.check,
             concurrency: load.concurrency as usize,
             bare_loop: None,
+            #[cfg(feature = "fault-injection")]
+            damage_page: load.damage_page,
             seed: 0,
             lists,
             figures,
@@ -199,14 +205,24 @@ impl Bench {
         let listed = &self.lists[index];
         let sides = (index, &listed.sides);
         self.pair.fill_source(self.direction, sides, seed)?;
+        let is_far = self.check == Check::Full && self.pair.is_far();
+        let there_ns = if is_far { self.pair.cpu_ns()?.1 } else { 0 };
         let (began, cpu_ns) = (Instant::now(), activity::cpu_ns());
         let handle = self.pair.post(self.direction, &listed.list)?;
         self.pair.wait(&handle)?;
-        let took = Spent {
+        let mut took = Spent {
             requests: 1,
             wall: began.elapsed(),
             here_ns: activity::cpu_ns() - cpu_ns,
+            there_ns: 0,
         };
+        if is_far {
+            took.there_ns = self.pair.cpu_ns()?.1 - there_ns;
+        }
+        #[cfg(feature = "fault-injection")]
+        if self.damage_page {
+            self.pair.damage(self.direction, &listed.list, seed)?;
+        }
         self.figures.bad_pages += self.pair.bad_slots(self.direction, sides, seed)?;
         self.figures.checked_pages += listed.sides.here.count();
         Ok(took)
@@ -246,7 +262,10 @@ impl Bench {
         self.figures.requests += spent.requests;
         let cpu = &mut self.figures.cpu;
         cpu.here_ns += spent.here_ns;
-        cpu.there_ns += there_after - there;
+        cpu.there_ns += match self.check == Check::Full && self.pair.is_far() {
+            true => spent.there_ns,
+            false => there_after - there,
+        };
         cpu.wall_ns += wall_ns;
         cpu.bytes += bytes;
         Ok(bytes as f64 / wall_ns.max(1) as f64)
@@ -287,6 +306,7 @@ impl Bench {
             requests: posted as u64,
             wall: next_start - began,
             here_ns: activity::cpu_ns() - cpu_ns,
+            there_ns: 0,
         })
     }
 
@@ -300,6 +320,7 @@ impl Bench {
             sum.requests += 1;
             sum.wall += one.wall;
             sum.here_ns += one.here_ns;
+            sum.there_ns += one.there_ns;
         }
         Ok(sum)
     }

@@ -197,6 +197,8 @@ fn load_of(asked: &Asked) -> Load {
         tokens: None,
         index_k: IndexK::default(),
         pool_mib: POOL_LEAST_BYTES >> 20,
+        #[cfg(feature = "fault-injection")]
+        damage_page: false,
     }
 }
 
