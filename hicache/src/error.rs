@@ -47,6 +47,13 @@ pub enum ErrorKind {
         /// Why.
         reason: String,
     },
+    /// The store could not be asked.
+    Unavailable {
+        /// Which.
+        store: String,
+        /// Why.
+        reason: String,
+    },
     /// The deadline passed. What was asked for may still happen.
     Late {
         /// Time that was allowed, in milliseconds.
@@ -87,7 +94,10 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match &self.kind {
             ErrorKind::Cache(error) => error.is_retryable(),
-            ErrorKind::Locked { .. } | ErrorKind::Full { .. } | ErrorKind::Late { .. } => true,
+            ErrorKind::Locked { .. }
+            | ErrorKind::Full { .. }
+            | ErrorKind::Late { .. }
+            | ErrorKind::Unavailable { .. } => true,
             ErrorKind::Io { source, .. } => source.kind() == io::ErrorKind::StorageFull,
             _ => false,
         }
@@ -142,6 +152,9 @@ impl fmt::Display for Error {
             ),
             ErrorKind::ComponentRefused { component, reason } => {
                 write!(f, "the tier cannot hold {component}: {reason}")
+            }
+            ErrorKind::Unavailable { store, reason } => {
+                write!(f, "{store} is unavailable: {reason}")
             }
             ErrorKind::Late { deadline_ms } => write!(f, "not done within {deadline_ms} ms"),
             ErrorKind::Damaged { path, reason } => write!(f, "{}: {reason}", path.display()),

@@ -7,6 +7,7 @@
 //!
 //! * [`identity`] names blocks: one key function for lookup, insertion and storage.
 //! * [`record`] is what is stored: a block of compressed rows or a boundary to go on from.
+//! * [`tier`] is what every place that keeps records looks like.
 //! * [`log`] keeps records on the local disk.
 //! * `testkit` (feature) has what a tier is tested with: a disk with crashes and faults, records whose
 //!   content follows from their name.
@@ -25,6 +26,8 @@ mod miss;
 pub mod record;
 #[cfg(all(feature = "testkit", not(kv_loom)))]
 pub mod testkit;
+#[cfg(not(kv_loom))]
+pub mod tier;
 
 pub use error::{Error, ErrorKind};
 pub use kvgate_kvcache::identity;

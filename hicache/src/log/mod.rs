@@ -218,6 +218,11 @@ impl SegmentLog {
         std::mem::take(&mut self.state.lock().evicted)
     }
 
+    /// The longest record that fits into a segment, in bytes.
+    pub fn longest_record_bytes(&self) -> u64 {
+        self.config.segment_bytes - PAGE_BYTES - segment::index_bytes(1)
+    }
+
     /// How it is kept.
     pub fn config(&self) -> &LogConfig {
         &self.config

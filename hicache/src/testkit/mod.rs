@@ -1,7 +1,10 @@
 //! What a tier is tested with. Not part of any default set of features.
 
+pub mod contract;
 mod disk;
+mod faulty;
 mod sample;
 
 pub use disk::{Kept, SimDisk};
+pub use faulty::Faulty;
 pub use sample::Sample;

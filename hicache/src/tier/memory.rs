@@ -1,0 +1,197 @@
+//! Records in the memory of the process, whole and verified like those of any other tier. Buffers are used
+//! again, so that a tier that is full touches no new pages.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+use kvgate_kvcache::identity::NamespaceDigest;
+use kvgate_transfer::Deadline;
+use kvgate_transfer::sync::{Arc, Mutex};
+
+use super::{Presence, Stored, Tier, TierStats};
+use crate::error::{Error, ErrorKind};
+use crate::miss::Miss;
+use crate::record::{Intake, Record, RecordId, Verified, Wanted};
+
+/// Most buffers that wait to be used again.
+const SPARE_COUNT: usize = 64;
+
+/// A tier in memory: first in, first out.
+pub struct MemoryTier {
+    capacity_bytes: u64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    records: HashMap<RecordId, Arc<Vec<u8>>>,
+    /// In the order in which they came; also of records that were removed.
+    order: VecDeque<RecordId>,
+    spare: Vec<Vec<u8>>,
+    used_bytes: u64,
+    evicted: Vec<RecordId>,
+    stats: TierStats,
+}
+
+impl MemoryTier {
+    /// An empty tier of at most `capacity_bytes` bytes of records.
+    pub fn new(capacity_bytes: u64) -> MemoryTier {
+        MemoryTier {
+            capacity_bytes,
+            inner: Mutex::new(Inner::default()),
+        }
+    }
+
+    /// Changes the bytes of a record behind the tier's back. Answers whether it was there.
+    #[cfg(feature = "testkit")]
+    pub fn damage(&self, id: &RecordId, change: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let mut inner = self.inner.lock();
+        let Some(bytes) = inner.records.get(id) else {
+            return false;
+        };
+        let mut changed = Vec::clone(bytes);
+        change(&mut changed);
+        inner.records.insert(*id, Arc::new(changed));
+        true
+    }
+}
+
+impl Inner {
+    fn take(&mut self, id: &RecordId) -> bool {
+        let Some(bytes) = self.records.remove(id) else {
+            return false;
+        };
+        self.used_bytes = self.used_bytes.saturating_sub(bytes.len() as u64);
+        // A reader may still have it.
+        if let Ok(buffer) = Arc::try_unwrap(bytes)
+            && self.spare.len() < SPARE_COUNT
+        {
+            self.spare.push(buffer);
+        }
+        true
+    }
+
+    fn make_room(&mut self, needed_bytes: u64, capacity_bytes: u64) {
+        while self.used_bytes + needed_bytes > capacity_bytes {
+            let Some(oldest) = self.order.pop_front() else {
+                return;
+            };
+            if self.take(&oldest) {
+                self.evicted.push(oldest);
+                self.stats.evicted_count += 1;
+            }
+        }
+    }
+
+    fn buffer(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let at = self.spare.iter().position(|spare| spare.len() == bytes)?;
+        Some(self.spare.swap_remove(at))
+    }
+}
+
+impl Tier for MemoryTier {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn probe(&self, ids: &[RecordId], _deadline: Deadline) -> Vec<Presence> {
+        let inner = self.inner.lock();
+        let presence = |id| match inner.records.contains_key(id) {
+            true => Presence::Present,
+            false => Presence::Absent,
+        };
+        ids.iter().map(presence).collect()
+    }
+
+    fn read(
+        &self,
+        wanted: Wanted<'_>,
+        into: &mut [u8],
+        _deadline: Deadline,
+    ) -> Result<Verified, Miss> {
+        let found = self.inner.lock().records.get(&wanted.id).cloned();
+        let outcome = match &found {
+            Some(bytes) => Intake::of_bytes(wanted, bytes, into),
+            None => Err(Miss::Absent),
+        };
+        let mut inner = self.inner.lock();
+        inner.stats.count_read(&outcome);
+        outcome
+    }
+
+    fn write(&self, record: &Record<'_>, _deadline: Deadline) -> Result<Stored, Error> {
+        let record_bytes = record.shape.record_bytes();
+        let mut inner = self.inner.lock();
+        if inner.records.contains_key(&record.id) {
+            inner.stats.duplicate_count += 1;
+            return Ok(Stored::Present);
+        }
+        if record_bytes > self.capacity_bytes {
+            inner.stats.failed_count += 1;
+            return Err(Error::new(ErrorKind::Full {
+                needed_bytes: record_bytes,
+                capacity_bytes: self.capacity_bytes,
+            }));
+        }
+        inner.make_room(record_bytes, self.capacity_bytes);
+        let spare = inner.buffer(record_bytes as usize);
+        // Counted before the copy, so that those who come meanwhile leave room for it.
+        inner.used_bytes += record_bytes;
+        drop(inner);
+        let mut buffer = spare.unwrap_or_else(|| vec![0; record_bytes as usize]);
+        record.encode(0, &mut buffer);
+        let mut inner = self.inner.lock();
+        if inner.records.contains_key(&record.id) {
+            inner.used_bytes -= record_bytes;
+            inner.spare.push(buffer);
+            inner.stats.duplicate_count += 1;
+            return Ok(Stored::Present);
+        }
+        inner.records.insert(record.id, Arc::new(buffer));
+        inner.order.push_back(record.id);
+        inner.stats.stored_count += 1;
+        inner.stats.written_bytes += record_bytes;
+        Ok(Stored::Written)
+    }
+
+    fn remove(
+        &self,
+        _namespace: NamespaceDigest,
+        id: RecordId,
+        _deadline: Deadline,
+    ) -> Result<bool, Error> {
+        let mut inner = self.inner.lock();
+        let was_there = inner.take(&id);
+        if was_there {
+            inner.order.retain(|other| *other != id);
+            inner.stats.removed_count += 1;
+        }
+        Ok(was_there)
+    }
+
+    fn record_limit_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    fn drain_evicted(&self) -> Vec<RecordId> {
+        std::mem::take(&mut self.inner.lock().evicted)
+    }
+
+    fn stats(&self) -> TierStats {
+        let inner = self.inner.lock();
+        TierStats {
+            record_count: Some(inner.records.len() as u64),
+            used_bytes: Some(inner.used_bytes),
+            capacity_bytes: Some(self.capacity_bytes),
+            ..inner.stats.clone()
+        }
+    }
+}
+
+impl fmt::Debug for MemoryTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryTier")
+            .field("stats", &self.stats())
+            .finish()
+    }
+}
