@@ -19,16 +19,23 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod cache;
 pub mod error;
+pub mod flight;
+pub mod host;
 #[cfg(not(kv_loom))]
 pub mod log;
 mod miss;
+pub mod policy;
 pub mod record;
+mod side;
 #[cfg(all(feature = "testkit", not(kv_loom)))]
 pub mod testkit;
 #[cfg(not(kv_loom))]
 pub mod tier;
 
+pub use cache::Hicache;
 pub use error::{Error, ErrorKind};
 pub use kvgate_kvcache::identity;
 pub use miss::Miss;
+pub use side::Side;

@@ -40,25 +40,35 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-01",
         subject: "a host tier that does not carry index_k",
-        cover: Cover::NotYet("no host tier"),
+        cover: Cover::Tests(&[
+            (
+                "hicache/tests/scenarios/dev_01.rs",
+                "dev_01_every_component_comes_back",
+            ),
+            (
+                "hicache/tests/scenarios/dev_01.rs",
+                "dev_01_a_tier_without_a_component_is_refused",
+            ),
+        ]),
     },
     Row {
         id: "DEV-02",
         subject: "index_k read before its layer has landed",
-        cover: Cover::Partly(
-            "no load-back from a host tier",
-            &[
-                (
-                    "kvcache/tests/flight_local.rs",
-                    "every_row_arrives_behind_its_gate_and_every_slot_comes_back",
-                ),
-                (
-                    "examples/tests/faults.rs",
-                    "every_corrupting_kind_is_found_by_the_bits_alone",
-                ),
-                ("loom-tests/tests/gate.rs", "reader_sees_every_component"),
-            ],
-        ),
+        cover: Cover::Tests(&[
+            (
+                "hicache/tests/scenarios/dev_02.rs",
+                "dev_02_a_layer_is_read_behind_its_own_fence",
+            ),
+            (
+                "kvcache/tests/flight_local.rs",
+                "every_row_arrives_behind_its_gate_and_every_slot_comes_back",
+            ),
+            (
+                "examples/tests/faults.rs",
+                "every_corrupting_kind_is_found_by_the_bits_alone",
+            ),
+            ("loom-tests/tests/gate.rs", "reader_sees_every_component"),
+        ]),
     },
     Row {
         id: "DEV-03",
@@ -131,35 +141,42 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-06",
         subject: "pages copied before their producer has finished",
-        cover: Cover::Partly(
-            "no host tier",
-            &[(
+        cover: Cover::Tests(&[
+            (
+                "hicache/tests/scenarios/dev_06.rs",
+                "dev_06_nothing_is_backed_up_before_it_is_written",
+            ),
+            (
                 "kvcache/tests/plan_cover.rs",
                 "a_witness_that_does_not_fit_is_refused",
-            )],
-        ),
+            ),
+        ]),
     },
     Row {
         id: "DEV-07",
         subject: "a host page evicted while it is loaded",
-        cover: Cover::NotYet("no host tier"),
+        cover: Cover::Tests(&[(
+            "hicache/tests/scenarios/dev_07.rs",
+            "dev_07_a_host_page_stays_until_its_copy_is_complete",
+        )]),
     },
     Row {
         id: "DEV-08",
         subject: "a load into pages that an older step still writes",
-        cover: Cover::Partly(
-            "no load-back from a host tier",
-            &[
-                (
-                    "transfer/src/engine/quiesce.rs",
-                    "a_reading_step_keeps_memory_until_it_passes",
-                ),
-                (
-                    "loom-tests/tests/append.rs",
-                    "appending_waits_for_the_layer",
-                ),
-            ],
-        ),
+        cover: Cover::Tests(&[
+            (
+                "hicache/tests/scenarios/dev_08.rs",
+                "dev_08_a_load_waits_for_the_steps_of_the_pages_before",
+            ),
+            (
+                "transfer/src/engine/quiesce.rs",
+                "a_reading_step_keeps_memory_until_it_passes",
+            ),
+            (
+                "loom-tests/tests/append.rs",
+                "appending_waits_for_the_layer",
+            ),
+        ]),
     },
     Row {
         id: "DEV-09",
@@ -212,7 +229,13 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-11",
         subject: "a prefetch that publishes more than it loaded",
-        cover: Cover::NotYet("no storage tier"),
+        cover: Cover::Partly(
+            "no prefetch from a storage tier",
+            &[(
+                "kvcache/tests/prefix.rs",
+                "a_hit_is_the_minimum_over_the_components",
+            )],
+        ),
     },
     Row {
         id: "DEV-12",
@@ -251,19 +274,20 @@ const ROWS: [Row; 15] = [
     Row {
         id: "DEV-13",
         subject: "a failed load counted as loaded",
-        cover: Cover::Partly(
-            "no load from a tier",
-            &[
-                (
-                    "kvcache/tests/prefix.rs",
-                    "a_failed_flight_takes_its_pages_out_of_the_tree",
-                ),
-                (
-                    "loom-tests/tests/prefix_pending.rs",
-                    "a_failed_prefix_disappears",
-                ),
-            ],
-        ),
+        cover: Cover::Tests(&[
+            (
+                "hicache/tests/scenarios/dev_13.rs",
+                "dev_13_a_failed_load_is_a_miss",
+            ),
+            (
+                "kvcache/tests/prefix.rs",
+                "a_failed_flight_takes_its_pages_out_of_the_tree",
+            ),
+            (
+                "loom-tests/tests/prefix_pending.rs",
+                "a_failed_prefix_disappears",
+            ),
+        ]),
     },
     Row {
         id: "DEV-14",

@@ -18,6 +18,7 @@ mod checkpoint;
 pub(crate) mod hold;
 mod lease;
 mod node;
+mod policy;
 mod publish;
 pub(crate) mod resume;
 
@@ -29,6 +30,7 @@ use kvgate_transfer::{Barrier, FlightLedger, StageState};
 
 pub use checkpoint::{Checkpoint, CheckpointWriter};
 pub use lease::{PrefixLayer, PrefixLease};
+pub use policy::{EvictionPolicy, Lru};
 
 use crate::error::Error;
 use crate::identity::{BlockKey, KeyChain, Namespace};
@@ -101,21 +103,30 @@ enum Progress {
 impl PrefixTree {
     /// An empty tree over these pools, in the namespace of their schema without a salt.
     pub fn new(pools: &PoolSet) -> PrefixTree {
-        PrefixTree::over(pools, Namespace::of_schema(pools.schema()))
+        PrefixTree::over(
+            pools,
+            Namespace::of_schema(pools.schema()),
+            Box::<Lru>::default(),
+        )
     }
 
-    /// An empty tree over these pools for one tenant: prefixes of other namespaces are not found.
+    /// An empty tree over these pools for one tenant, with an order of its own in which pages are given
+    /// up: prefixes of other namespaces are not found.
     ///
     /// # Errors
     /// `InvalidRequest` when its blocks are not logical pages of 256 tokens.
-    pub fn in_namespace(pools: &PoolSet, namespace: Namespace) -> Result<PrefixTree, Error> {
+    pub fn in_namespace(
+        pools: &PoolSet,
+        namespace: Namespace,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<PrefixTree, Error> {
         match namespace.block_tokens() {
-            PAGE_TOKENS => Ok(PrefixTree::over(pools, namespace)),
+            PAGE_TOKENS => Ok(PrefixTree::over(pools, namespace, policy)),
             other => Err(invalid("block_tokens", other, PAGE_TOKENS.to_string())),
         }
     }
 
-    fn over(pools: &PoolSet, namespace: Namespace) -> PrefixTree {
+    fn over(pools: &PoolSet, namespace: Namespace, policy: Box<dyn EvictionPolicy>) -> PrefixTree {
         let schema = pools.schema();
         let has_pages = |component: &Component| {
             component.spec().space == Space::Page
@@ -126,6 +137,7 @@ impl PrefixTree {
             namespace,
             page_components: Component::ALL.into_iter().filter(has_pages).collect(),
             clock: 0,
+            policy,
         };
         PrefixTree {
             pools: pools.clone(),
@@ -160,30 +172,33 @@ impl PrefixTree {
         }
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let (core, table) = (flight.core(), flight.block_table());
-        let shared = (core.tenancy.shared_tokens() / PAGE_TOKENS) as usize;
         let chain = KeyChain::of(&inner.namespace, prompt);
-        let mut parent = inner.namespace.root();
-        let mut new_count = 0;
-        for (index, (&block, page)) in chain.keys().iter().zip(pages).enumerate() {
-            if !inner.nodes.contains_key(&block) {
-                // Pages that the flight shares were the tree's. Without them the rest has no place in it.
-                if index < shared {
-                    return Ok(new_count);
-                }
-                let state = NodeState::Pending(core.clone());
-                inner.insert_node(block, parent, *page, components, state);
-                new_count += 1;
-            }
-            parent = block;
+        Ok(inner.enter(chain.keys(), flight, components).0)
+    }
+
+    /// As [`PrefixTree::insert`], for a flight that brings a prefix and its end
+    /// ([`PoolSet::reserve_prefix`]): its window slots become the checkpoint.
+    ///
+    /// This is where two flights with the same prefix are told apart, before anything is sent: `false`, and
+    /// nothing entered, when the end is there or on its way already. Such a flight is of no use, and is
+    /// to be dropped before it is posted.
+    ///
+    /// # Errors
+    /// `InvalidRequest` when the flight is not of these tokens.
+    pub fn insert_prefix(&self, tokens: &[u32], flight: &InFlight) -> Result<bool, Error> {
+        let table = flight.block_table();
+        if !table.is_prefix() || table.tokens() as usize != tokens.len() {
+            let expected = format!("the {} tokens of the flight", table.tokens());
+            return Err(invalid("tokens", tokens.len() as u32, expected));
         }
-        // A flight without a request slot brings the end of its prefix in window slots that nobody moves on.
-        if table.is_prefix() && prompt.len() == table.tokens() as usize {
-            let state = NodeState::Pending(core.clone());
-            let windows = table.windows().to_vec();
-            inner.insert_tail(&parent, Tail { windows, state });
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let chain = KeyChain::of(&inner.namespace, tokens);
+        let end = inner.nodes.get(&chain.parent());
+        if end.is_some_and(|node| node.tail.is_some()) {
+            return Ok(false);
         }
-        Ok(new_count)
+        Ok(inner.enter(chain.keys(), flight, ComponentSet::ALL).1)
     }
 
     /// The longest prefix of `tokens` that the tree has in every page component, in whole pages.
@@ -214,6 +229,22 @@ impl PrefixTree {
     /// Ready to be taken over with [`PoolSet::resume`].
     pub fn resumable(&self, tokens: &[u32]) -> Hit {
         let limit = tokens.len().saturating_sub(1) / PAGE_TOKENS as usize;
+        self.resumable_within(tokens, limit)
+    }
+
+    /// The prefix that is exactly `tokens`, with its checkpoint: what another tier can take over.
+    pub fn boundary(&self, tokens: &[u32]) -> Hit {
+        match self.resumable_within(tokens, tokens.len() / PAGE_TOKENS as usize) {
+            Hit::Ready { tokens: t, .. } | Hit::Pending { tokens: t, .. }
+                if t as usize != tokens.len() =>
+            {
+                Hit::Miss
+            }
+            hit => hit,
+        }
+    }
+
+    fn resumable_within(&self, tokens: &[u32], limit: usize) -> Hit {
         // Runs are given up after the lock.
         let mut spare: Vec<Run> = Vec::new();
         let mut inner = self.inner.lock();
@@ -244,27 +275,48 @@ impl PrefixTree {
         Hit::Miss
     }
 
+    /// Tokens of the longest prefix of `tokens` that is ready, and of the longest of those that a request
+    /// can go on from. A look: it leases nothing, and keeps nothing from being evicted.
+    pub fn probe(&self, tokens: &[u32]) -> (u32, u32) {
+        let limit = tokens.len().saturating_sub(1) / PAGE_TOKENS as usize;
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let path = inner.path(tokens);
+        let is_ready = |block: &&BlockKey| inner.nodes[*block].state.is_ready();
+        let ready = path.iter().take_while(is_ready).count();
+        let has_end = |block: &BlockKey| {
+            let tail = inner.nodes[block].tail.as_ref();
+            tail.is_some_and(|tail| tail.state.is_ready())
+        };
+        let end = path[..ready.min(limit)].iter().rposition(has_end);
+        let resumable = end.map_or(0, |last| last + 1);
+        (ready as u32 * PAGE_TOKENS, resumable as u32 * PAGE_TOKENS)
+    }
+
     /// Takes over what has landed and removes what has failed. `lookup` and `insert` do it as well;
     /// call it before a flight that has landed is closed, or its pages are not kept.
     pub fn settle(&self) {
         self.drop_failed(&mut self.inner.lock());
     }
 
-    /// Gives up to `page_count` ready pages back, the least recently used first; only pages that
+    /// Gives up to `page_count` ready pages back, in the order of the policy; only pages that
     /// nobody leases and that no other node stands behind. Answers how many.
     pub fn evict(&self, page_count: u32) -> u32 {
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
         let mut evicted = 0;
         while evicted < page_count {
-            let is_free = |node: &&Node| {
+            let Inner { nodes, policy, .. } = &mut *inner;
+            let mut is_free = |block: &BlockKey| {
+                let Some(node) = nodes.get(block) else {
+                    return false;
+                };
                 let tail_is_free = node.tail.as_ref().is_none_or(|tail| self.is_unused(tail));
                 let slot = self.pools.inner.allocator.slot(Space::Page, node.page);
                 let is_ready = node.state.is_ready() && node.child_count == 0;
                 is_ready && tail_is_free && slot.state().readers == 0
             };
-            let candidates = inner.nodes.iter().filter(|(_, node)| is_free(node));
-            let Some((&block, _)) = candidates.min_by_key(|(_, node)| node.used_at) else {
+            let Some(block) = policy.victim(&mut is_free) else {
                 break;
             };
             self.remove(&mut inner, block);
@@ -317,6 +369,7 @@ impl PrefixTree {
         let clock = inner.clock;
         let node = inner.nodes.get_mut(block)?;
         node.used_at = clock;
+        inner.policy.used(*block);
         let (ledger, barrier) = gate_of(&node.state);
         Run::new(&self.pools, Space::Page, node.page, barrier, &ledger).ok()
     }
@@ -422,6 +475,7 @@ impl PrefixTree {
         let Some(node) = inner.nodes.remove(&block) else {
             return;
         };
+        inner.policy.removed(block);
         if let Some(parent) = inner.nodes.get_mut(&node.parent) {
             parent.child_count -= 1;
         }

@@ -7,9 +7,10 @@ use kvgate_transfer::sync::Arc;
 
 use crate::identity::{BlockKey, KeyChain, Namespace};
 use crate::ids::PageId;
-use crate::lease::inflight::FlightCore;
+use crate::lease::inflight::{FlightCore, InFlight};
 use crate::prefix::ComponentSet;
-use crate::schema::Component;
+use crate::prefix::policy::EvictionPolicy;
+use crate::schema::{Component, PAGE_TOKENS};
 
 /// What the mutex of the tree guards.
 pub(super) struct Inner {
@@ -17,6 +18,7 @@ pub(super) struct Inner {
     pub(super) namespace: Namespace,
     pub(super) page_components: Vec<Component>,
     pub(super) clock: u64,
+    pub(super) policy: Box<dyn EvictionPolicy>,
 }
 
 /// One full page of one prefix.
@@ -80,9 +82,44 @@ impl Inner {
             tail: None,
         };
         self.nodes.insert(block, node);
+        self.policy.inserted(block);
         if let Some(parent) = self.nodes.get_mut(&parent) {
             parent.child_count += 1;
         }
+    }
+
+    /// Enters the blocks that a flight brings and the tree does not have. Answers how many, and whether the
+    /// flight brings the checkpoint of the last one.
+    pub(super) fn enter(
+        &mut self,
+        blocks: &[BlockKey],
+        flight: &InFlight,
+        components: ComponentSet,
+    ) -> (u32, bool) {
+        let (core, table) = (flight.core(), flight.block_table());
+        let shared = (core.tenancy.shared_tokens() / PAGE_TOKENS) as usize;
+        let mut parent = self.namespace.root();
+        let mut new_count = 0;
+        for (index, (&block, page)) in blocks.iter().zip(table.pages()).enumerate() {
+            if !self.nodes.contains_key(&block) {
+                // Pages that the flight shares were the tree's. Without them the rest has no place in it.
+                if index < shared {
+                    return (new_count, false);
+                }
+                let state = NodeState::Pending(core.clone());
+                self.insert_node(block, parent, *page, components, state);
+                new_count += 1;
+            }
+            parent = block;
+        }
+        // Without a request slot nobody moves the window slots on: they are those of the end.
+        if !table.is_prefix() || blocks.len() != table.pages().len() {
+            return (new_count, false);
+        }
+        let state = NodeState::Pending(core.clone());
+        let windows = table.windows().to_vec();
+        let is_end_new = self.insert_tail(&parent, Tail { windows, state });
+        (new_count, is_end_new)
     }
 
     /// Gives a node its checkpoint; one that it has stays. Answers whether it was taken.
