@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 pub mod bench;
+pub mod cache_tool;
 pub mod check;
 pub mod handoff;
 pub mod logits;

@@ -29,6 +29,8 @@ pub enum FailureKind {
     Internal,
     /// A process of the run died or closed its connection.
     PeerLost,
+    /// Another process has what was asked for.
+    Locked,
     /// A process of the run showed no progress for `--deadline-ms`.
     DeadlineExceeded,
     /// SIGINT.
@@ -51,7 +53,7 @@ impl FailureKind {
             | Self::Output
             | Self::Internal => 2,
             Self::Mismatch => 1,
-            Self::PeerLost | Self::DeadlineExceeded => 3,
+            Self::PeerLost | Self::Locked | Self::DeadlineExceeded => 3,
             Self::Interrupted => 130,
             Self::Terminated => 143,
         }

@@ -1,0 +1,182 @@
+//! What `kvgate-cache` prints.
+
+use std::path::Path;
+
+use kvgate_hicache::log::{Finding, Listed, SegmentLog, VerifyReport};
+use kvgate_hicache::record::Head;
+use serde_json::{Value, json};
+
+use super::SCHEMA;
+use crate::handoff::failure::{Failure, FailureKind};
+use crate::tool::Finished;
+
+/// Every record.
+pub(super) fn list(log: &SegmentLog) -> Finished {
+    let listed = log.list();
+    let lines = listed.iter().map(|listed| {
+        let entry = &listed.entry;
+        format!(
+            "{} position {} {} bytes in {} at {}",
+            entry.id,
+            entry.position,
+            entry.record_bytes,
+            listed.segment.file_name(),
+            entry.offset_bytes
+        )
+    });
+    let mut lines: Vec<String> = lines.collect();
+    let stats = log.stats();
+    lines.push(format!(
+        "{} records, {} bytes in {} segments of {} bytes",
+        stats.record_count, stats.live_bytes, stats.segment_count, stats.file_bytes
+    ));
+    let recovery = log.recovery();
+    lines.extend(
+        recovery
+            .foreign
+            .iter()
+            .map(|name| format!("foreign: {name}")),
+    );
+    lines.extend(
+        recovery
+            .damaged
+            .iter()
+            .map(|name| format!("damaged: {name}")),
+    );
+    let records: Vec<Value> = listed.iter().map(row).collect();
+    Finished {
+        json: json!({
+            "schema": SCHEMA, "action": "list", "verdict": "ok", "records": records,
+            "live_bytes": stats.live_bytes, "file_bytes": stats.file_bytes,
+            "segments": stats.segment_count, "was_closed": recovery.was_closed,
+            "foreign": recovery.foreign, "damaged": recovery.damaged,
+        }),
+        lines,
+        exit_code: 0,
+    }
+}
+
+fn row(listed: &Listed) -> Value {
+    let entry = &listed.entry;
+    json!({
+        "record": entry.id.to_string(), "kind": entry.id.kind.to_string(),
+        "key": entry.id.key.to_string(), "parent": entry.parent.to_string(),
+        "namespace": entry.namespace.to_string(), "position": entry.position,
+        "bytes": entry.record_bytes, "file": listed.segment.file_name(),
+        "offset": entry.offset_bytes, "sequence": entry.sequence,
+    })
+}
+
+/// The headers of the records whose names begin so.
+pub(super) fn inspect(log: &SegmentLog, name: &str) -> Result<Finished, Failure> {
+    let (mut lines, mut records) = (Vec::new(), Vec::new());
+    let mut is_whole = true;
+    for listed in log.list() {
+        if !listed.entry.id.to_string().starts_with(name) {
+            continue;
+        }
+        let mut json = row(&listed);
+        lines.push(listed.entry.id.to_string());
+        match log.record_bytes(&listed) {
+            Ok((head, _)) => {
+                lines.extend(head_lines(&head));
+                json["components"] = head_json(&head);
+            }
+            Err(error) => {
+                is_whole = false;
+                lines.push(format!("  {error}"));
+                json["error"] = error.to_string().into();
+            }
+        }
+        records.push(json);
+    }
+    if records.is_empty() && !name.is_empty() {
+        let text = format!("no record has a name that begins with {name:?}");
+        let mut failure = Failure::new(FailureKind::BadInput, text);
+        failure.field = Some("record".into());
+        failure.value = Some(name.to_owned());
+        return Err(failure);
+    }
+    let verdict = if is_whole { "ok" } else { "mismatch" };
+    Ok(Finished {
+        json: json!({
+            "schema": SCHEMA, "action": "inspect", "verdict": verdict, "records": records,
+        }),
+        lines,
+        exit_code: u8::from(!is_whole),
+    })
+}
+
+fn head_lines(head: &Head) -> Vec<String> {
+    let mut lines = vec![
+        format!("  namespace {}", head.namespace),
+        format!("  parent {} position {}", head.parent, head.position),
+    ];
+    lines.extend(head.parts.iter().map(|part| {
+        let found = &part.part;
+        format!(
+            "  {} layer {}: {} rows of {} bytes, crc32c {:08x}",
+            found.component, found.layer, found.row_count, found.row_bytes, part.crc32c
+        )
+    }));
+    lines
+}
+
+fn head_json(head: &Head) -> Value {
+    let parts = head.parts.iter().map(|part| {
+        let found = &part.part;
+        json!({
+            "component": found.component.id(), "layer": found.layer.0,
+            "row_bytes": found.row_bytes, "rows": found.row_count,
+            "bytes": found.length_bytes(), "crc32c": format!("{:08x}", part.crc32c),
+        })
+    });
+    parts.collect()
+}
+
+/// What a look at every byte has given.
+pub(super) fn verify(dir: &Path, report: &VerifyReport) -> Finished {
+    let is_clean = report.findings.is_empty();
+    let mut lines: Vec<String> = report.findings.iter().map(Finding::to_string).collect();
+    if report.tail_bytes > 0 {
+        lines.push(format!(
+            "note: {} uncommitted tail bytes after a crash",
+            report.tail_bytes
+        ));
+    }
+    let verdict = if is_clean { "ok" } else { "mismatch" };
+    lines.push(format!(
+        "{}: {} records in {} segments of {} bytes, {}: {verdict}",
+        dir.display(),
+        report.record_count,
+        report.segment_count,
+        report.file_bytes,
+        if report.was_closed {
+            "closed"
+        } else {
+            "not closed"
+        },
+    ));
+    let findings: Vec<Value> = report.findings.iter().map(finding).collect();
+    Finished {
+        json: json!({
+            "schema": SCHEMA, "action": "verify", "verdict": verdict, "findings": findings,
+            "records": report.record_count, "segments": report.segment_count,
+            "file_bytes": report.file_bytes, "was_closed": report.was_closed,
+            "tail_bytes": report.tail_bytes,
+        }),
+        lines,
+        exit_code: u8::from(!is_clean),
+    }
+}
+
+fn finding(finding: &Finding) -> Value {
+    let component = finding.component.as_ref();
+    json!({
+        "file": finding.file, "offset": finding.offset_bytes,
+        "record": finding.record.as_ref().map(ToString::to_string),
+        "component": component.map(|(component, _)| component.id()),
+        "layer": component.map(|(_, layer)| layer.0),
+        "reason": finding.reason,
+    })
+}
