@@ -11,8 +11,11 @@ pub struct TransferConfig {
     /// Operations towards one peer that are queued or under way. A full queue is back-pressure
     /// ([`crate::ErrorKind::QueueFull`]), never a failed transfer.
     pub queue_capacity: usize,
-    /// Control messages towards one peer that wait to be sent.
+    /// Control messages towards one peer that wait to be sent or, where a connection may be made again, to be
+    /// acknowledged. A full queue is back-pressure ([`crate::ErrorKind::QueueFull`]).
     pub message_capacity: usize,
+    /// Bytes of those messages; the one that reaches the limit is taken still.
+    pub message_bytes: u64,
     /// Events that wait for [`crate::Agent::next_event`]. A peer that fills it is disconnected.
     pub event_capacity: usize,
     /// Shortest time between two progress reports to a peer.
@@ -27,6 +30,10 @@ pub struct TransferConfig {
     /// How long an operation in flight may stand still before [`crate::Event::Stalled`] says so; 0: nobody looks.
     /// It is a report, and ends nothing.
     pub stall_ms: u64,
+    /// How long a session outlives its connection (`tcp`): so long after a break the side that had connected tries
+    /// again, and both keep what is under way ([`crate::AgentEvent::PeerSuspended`]). The smaller value of both
+    /// sides counts; 0: a connection that breaks is a peer that is lost.
+    pub reconnect_ms: u64,
     /// How long dropping the last handle of an agent may take to stop its threads.
     pub drop_deadline_ms: u64,
 }
@@ -36,11 +43,13 @@ impl Default for TransferConfig {
         Self {
             queue_capacity: 1024,
             message_capacity: 4096,
+            message_bytes: 64 << 20,
             event_capacity: 65_536,
             progress_interval_ms: 100,
             inline_bytes: 256 * 1024,
             spin_us: default_spin_us(),
             stall_ms: 1_000,
+            reconnect_ms: 2_000,
             drop_deadline_ms: 2_000,
         }
     }

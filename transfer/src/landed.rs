@@ -126,6 +126,13 @@ impl Landing {
         self.marks.lock().begun = slot.min(self.slot_count);
     }
 
+    /// The slots up to `slot` may have been touched once more; what was known stays known.
+    #[cfg_attr(kv_loom, allow(dead_code))] // For backends.
+    pub(crate) fn begun_again_to(&self, slot: u64) {
+        let mut marks = self.marks.lock();
+        marks.begun = marks.begun.max(slot.min(self.slot_count));
+    }
+
     /// The engine hands the operation to a link.
     pub(crate) fn begun(&self) {
         self.begun_to(self.slot_count);

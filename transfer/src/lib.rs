@@ -156,6 +156,9 @@ pub use config::TransferConfig;
 pub use config::UcxConfig;
 pub use deadline::Deadline;
 pub use desc::DescriptorList;
+#[cfg(kv_loom)]
+#[doc(hidden)]
+pub use engine::session as session_model;
 pub use engine::{
     ArrivalSink, FlightLedger, Outstanding, PreparedTransfer, Quiesced, ShutdownReport, Status,
     TransferHandle, Unquiet,

@@ -34,6 +34,14 @@ pub enum Event {
         cause: Cause,
         is_proven: bool,
     },
+    /// A connection broke, and another one may take its place.
+    PeerSuspended { peer: PeerId, cause: Cause },
+    /// Another connection took the place of one that broke.
+    PeerResumed { peer: PeerId },
+    /// An operation, or a message, that may have been sent before is sent again, under its old number.
+    SentAgain { peer: PeerId, op: Option<OpId> },
+    /// The peer sent an operation or a message that was handled before. It was dropped.
+    Repeated { peer: PeerId },
     /// An operation was admitted.
     Posted {
         peer: PeerId,
@@ -130,6 +138,8 @@ pub enum RefusedField {
     Frames,
     /// What it said about itself does not hold together.
     Metadata,
+    /// It wants to go on with a session that is over, is not its own, or cannot be taken now.
+    Session,
     /// The kernel does not let one side copy from the other.
     Probe,
     /// It refused this side.
@@ -149,6 +159,7 @@ impl fmt::Display for RefusedField {
             Self::Secret => "secret",
             Self::Frames => "frames",
             Self::Metadata => "metadata",
+            Self::Session => "session",
             Self::Probe => "probe",
             Self::ByPeer => "by_peer",
             Self::Time => "time",
@@ -224,6 +235,16 @@ counters! {
     draining_regions,
     /// Connections that were refused.
     refused_connections,
+    /// Connections that took the place of one that broke.
+    reconnects,
+    /// Operations that were sent again over another connection.
+    retries,
+    /// Arrivals and messages that were given to a connection for the first time.
+    notes_sent,
+    /// Arrivals and messages that were sent again over another connection.
+    notes_replayed,
+    /// Writes and messages of a peer that came again and were dropped.
+    notes_duplicate,
     /// Messages received.
     messages,
     /// Messages dropped because the peer's connection had ended.

@@ -92,16 +92,18 @@ impl<T> Classes<T> {
 }
 
 // What only backends use; the model checker compiles none of them.
+impl<T> Classes<T> {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        self.foreground.retain(&keep);
+        self.background.retain(&keep);
+    }
+}
+
 #[cfg(not(kv_loom))]
 impl<T> Classes<T> {
     /// Takes the first item of a class.
     pub(crate) fn pop_of(&mut self, priority: Priority) -> Option<T> {
         self.line(priority).pop_front()
-    }
-
-    pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
-        self.foreground.retain(&keep);
-        self.background.retain(&keep);
     }
 }
 

@@ -14,6 +14,8 @@ pub enum StallCause {
     SocketFull,
     /// Everything was sent, and the peer has not answered.
     NotAnswered,
+    /// The connection has broken, and there is no other one yet.
+    Suspended,
     /// It has not begun: the worker of the connection is busy with something else.
     NotBegun,
     /// It has not begun, or waits in order, behind this operation, which does not go on either.
@@ -35,6 +37,7 @@ impl StallCause {
             Self::PeerStopped => "peer_stopped",
             Self::SocketFull => "socket_full",
             Self::NotAnswered => "not_answered",
+            Self::Suspended => "suspended",
             Self::NotBegun => "not_begun",
             Self::Behind { .. } => "behind",
             Self::Copy => "copy",
@@ -49,6 +52,9 @@ impl fmt::Display for StallCause {
             Self::PeerStopped => f.write_str("the process of the peer is stopped"),
             Self::SocketFull => f.write_str("the peer takes nothing from its socket or ring"),
             Self::NotAnswered => f.write_str("the peer does not answer"),
+            Self::Suspended => {
+                f.write_str("the connection has broken, and there is no other one yet")
+            }
             Self::NotBegun => f.write_str("the worker is busy with something else"),
             Self::Behind { op } => write!(f, "behind operation {op}"),
             Self::Copy => f.write_str("the copy is not over"),

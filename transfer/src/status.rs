@@ -99,6 +99,8 @@ record! {
         last_progress_age_ms: u64,
         /// Why the connection has ended; nothing while it stands.
         down: Option<String>,
+        /// Why the connection has broken, while another one may take its place.
+        suspended: Option<String>,
     }
 
     /// A registration of a peer.
@@ -208,9 +210,10 @@ impl fmt::Display for PeerStatus {
         for memory in &self.memories {
             write!(f, ", {} {} B", memory.kind, memory.len_bytes)?;
         }
-        match &self.down {
-            Some(cause) => writeln!(f, ", down: {cause}"),
-            None => writeln!(f, ", heard {} ms ago", self.last_progress_age_ms),
+        match (&self.down, &self.suspended) {
+            (Some(cause), _) => writeln!(f, ", down: {cause}"),
+            (None, Some(cause)) => writeln!(f, ", suspended: {cause}"),
+            (None, None) => writeln!(f, ", heard {} ms ago", self.last_progress_age_ms),
         }
     }
 }

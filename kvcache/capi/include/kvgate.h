@@ -155,6 +155,11 @@ typedef enum kv_event_kind {
   KV_EVENT_KIND_PEER_DOWN = 3,
   // Somebody connected and was refused; `bytes` says who and why, as text.
   KV_EVENT_KIND_REFUSED = 4,
+  // The connection has broken, and another one may take its place in time; `bytes` is the cause as text. What is
+  // under way stays under way. `PeerResumed` follows, or `PeerDown`.
+  KV_EVENT_KIND_PEER_SUSPENDED = 5,
+  // There is a connection to the same life of the peer again.
+  KV_EVENT_KIND_PEER_RESUMED = 6,
 } kv_event_kind;
 
 // How an indexer key is stored.

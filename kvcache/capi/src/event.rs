@@ -24,6 +24,11 @@ pub enum kv_event_kind {
     PeerDown = 3,
     /// Somebody connected and was refused; `bytes` says who and why, as text.
     Refused = 4,
+    /// The connection has broken, and another one may take its place in time; `bytes` is the cause as text. What is
+    /// under way stays under way. `PeerResumed` follows, or `PeerDown`.
+    PeerSuspended = 5,
+    /// There is a connection to the same life of the peer again.
+    PeerResumed = 6,
 }
 
 /// One event.
@@ -121,6 +126,26 @@ fn describe(event: AgentEvent) -> Result<Described, Failure> {
                 kv_event_kind::PeerDown,
                 peer.0,
                 is_proven,
+                bytes,
+                length_bytes,
+            )
+        }
+        AgentEvent::PeerSuspended { peer, cause } => {
+            let (bytes, length_bytes) = text(cause.to_string());
+            (
+                kv_event_kind::PeerSuspended,
+                peer.0,
+                false,
+                bytes,
+                length_bytes,
+            )
+        }
+        AgentEvent::PeerResumed { peer } => {
+            let (bytes, length_bytes) = text(String::new());
+            (
+                kv_event_kind::PeerResumed,
+                peer.0,
+                false,
                 bytes,
                 length_bytes,
             )

@@ -2,12 +2,12 @@
 
 use super::wire::{
     HEADER_BYTES, Kind, MAGIC, MESSAGE_LIMIT_BYTES, NOTE_LIMIT_BYTES, REASON_LIMIT_BYTES,
-    RUN_BYTES, Refusal, TICKET_LIMIT, VERSION,
+    RUN_BYTES, Refusal, SessionWords, TICKET_LIMIT, VERSION,
 };
 use crate::Arrival;
 use crate::backend::RemoteRun;
 use crate::error::{Error, ErrorKind};
-use crate::ids::{OpId, RegionId};
+use crate::ids::RegionId;
 use crate::visibility::Visibility;
 
 /// Whether an arrival fits a frame of this protocol.
@@ -108,8 +108,17 @@ pub(crate) fn append_ring(out: &mut Vec<u8>, len_bytes: u64) {
     });
 }
 
-pub(crate) fn append_ready(out: &mut Vec<u8>) {
-    append(out, Kind::Ready, |_| {});
+pub(crate) fn append_ready(out: &mut Vec<u8>, session: Option<&SessionWords>) {
+    append(out, Kind::Ready, |out| {
+        let Some(words) = session else { return };
+        out.push(u8::from(words.is_resumed));
+        out.extend_from_slice(&words.session.to_le_bytes());
+        out.extend_from_slice(&words.received.to_le_bytes());
+        out.extend_from_slice(&words.window_ms.to_le_bytes());
+        out.extend_from_slice(&words.every_items.to_le_bytes());
+        out.extend_from_slice(&words.every_bytes.to_le_bytes());
+        out.extend_from_slice(&words.most_items.to_le_bytes());
+    });
 }
 
 pub(crate) fn append_refuse(out: &mut Vec<u8>, refusal: &Refusal) {
@@ -119,7 +128,7 @@ pub(crate) fn append_refuse(out: &mut Vec<u8>, refusal: &Refusal) {
 /// A write frame; `payload_bytes` of payload must follow on the socket.
 pub(crate) fn append_write(
     out: &mut Vec<u8>,
-    op: OpId,
+    number: u64,
     is_last: bool,
     payload_bytes: u64,
     runs: &[RemoteRun],
@@ -127,7 +136,7 @@ pub(crate) fn append_write(
 ) {
     out.reserve(HEADER_BYTES + 64 + runs.len() * RUN_BYTES);
     append(out, Kind::Write, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
+        out.extend_from_slice(&number.to_le_bytes());
         out.push(u8::from(is_last));
         out.push(u8::from(arrival.is_some()));
         out.extend_from_slice(&payload_bytes.to_le_bytes());
@@ -138,24 +147,24 @@ pub(crate) fn append_write(
     });
 }
 
-pub(crate) fn append_ack(out: &mut Vec<u8>, op: OpId, level: Visibility) {
+pub(crate) fn append_ack(out: &mut Vec<u8>, through: u64, level: Visibility) {
     append(out, Kind::Ack, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
+        out.extend_from_slice(&through.to_le_bytes());
         out.push(level_code(level));
     });
 }
 
 /// The first `slot_count` slots of a write have landed; more of it is to come.
-pub(crate) fn append_landed(out: &mut Vec<u8>, op: OpId, slot_count: u64) {
+pub(crate) fn append_landed(out: &mut Vec<u8>, number: u64, slot_count: u64) {
     append(out, Kind::Landed, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
+        out.extend_from_slice(&number.to_le_bytes());
         out.extend_from_slice(&slot_count.to_le_bytes());
     });
 }
 
-pub(crate) fn append_nack(out: &mut Vec<u8>, op: OpId, refusal: &Refusal) {
+pub(crate) fn append_nack(out: &mut Vec<u8>, number: u64, refusal: &Refusal) {
     append(out, Kind::Nack, |out| {
-        out.extend_from_slice(&op.0.to_le_bytes());
+        out.extend_from_slice(&number.to_le_bytes());
         put_refusal(out, refusal);
     });
 }
@@ -194,6 +203,14 @@ pub(crate) fn append_arrival(out: &mut Vec<u8>, level: Visibility, arrival: &Arr
 
 pub(crate) fn append_message(out: &mut Vec<u8>, message: &[u8]) {
     append(out, Kind::Message, |out| out.extend_from_slice(message));
+}
+
+/// A message that is item `number` of a session.
+pub(crate) fn append_numbered(out: &mut Vec<u8>, number: u64, message: &[u8]) {
+    append(out, Kind::Numbered, |out| {
+        out.extend_from_slice(&number.to_le_bytes());
+        out.extend_from_slice(message);
+    });
 }
 
 pub(crate) fn append_progress(out: &mut Vec<u8>, counter: u64) {

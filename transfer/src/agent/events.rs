@@ -22,6 +22,21 @@ pub enum AgentEvent {
         /// Its number.
         peer: PeerId,
     },
+    /// The connection has broken, and another one may take its place within
+    /// [`crate::TransferConfig::reconnect_ms`]. Operations stay in flight, flights stay as they are, and what is
+    /// posted and sent meanwhile waits. `PeerResumed` follows, or `PeerDown`.
+    PeerSuspended {
+        /// Its number.
+        peer: PeerId,
+        /// Why.
+        cause: Cause,
+    },
+    /// There is a connection to the same life of the peer again. What it has not handled is sent again, in order;
+    /// it takes each message and each arrival once.
+    PeerResumed {
+        /// Its number.
+        peer: PeerId,
+    },
     /// A connection has ended. Comes after every other event of that peer, once.
     PeerDown {
         /// Its number.
@@ -90,7 +105,7 @@ impl EventQueue {
         has_room
     }
 
-    /// For the two events that every connection has: bounded by the number of connections.
+    /// For the two events that every connection has, and the one that follows `PeerSuspended`: bounded by others.
     pub(crate) fn push_always(&mut self, event: AgentEvent) {
         self.events.push_back(event);
     }

@@ -35,6 +35,24 @@ pub(crate) enum WireError {
     Ring,
 }
 
+impl WireError {
+    /// Whether bytes that went wrong on their way look like this: it was found before a check sum was right.
+    #[cfg_attr(kv_loom, allow(dead_code))] // For backends.
+    pub(crate) fn may_be_noise(&self) -> bool {
+        match self {
+            Self::BadMagic(_) | Self::UnknownKind(_) | Self::TooLong { .. } | Self::Crc { .. } => {
+                true
+            }
+            Self::Version { .. }
+            | Self::Truncated { .. }
+            | Self::Trailing { .. }
+            | Self::BadValue { .. }
+            | Self::Misplaced(_)
+            | Self::Ring => false,
+        }
+    }
+}
+
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -5,6 +5,7 @@ use crate::{
     backend::{
         handshake::OwnRegion,
         net::{self, Established, Introduction, LinkHost},
+        tcp::session::Desk,
     },
     deadline::Deadline,
     engine::{Described, Engine},
@@ -86,6 +87,14 @@ impl LinkHost for EngineHost {
             regions,
             keep: Box::new(described),
         }
+    }
+
+    fn desk(&self) -> Option<Arc<Desk>> {
+        self.0.desk.clone()
+    }
+
+    fn owned(&self) -> Option<Arc<dyn LinkHost>> {
+        Some(Arc::new(Self(self.0.clone())))
     }
 
     #[cfg(feature = "one-sided")]

@@ -113,6 +113,8 @@ pub struct RemotePoolInfo {
 pub enum PeerState {
     /// It does.
     Up,
+    /// It has broken, and another one may take its place ([`AgentEvent::PeerSuspended`]).
+    Suspended(Cause),
     /// It has ended and will not come back; a new connection gets another number.
     Down(Cause),
 }
@@ -337,9 +339,11 @@ impl Agent {
                 })
                 .collect(),
             last_progress: peer.last_progress(),
-            state: peer
-                .down()
-                .map_or(PeerState::Up, |(cause, _)| PeerState::Down(cause)),
+            state: match (peer.down(), peer.suspended()) {
+                (Some((cause, _)), _) => PeerState::Down(cause),
+                (None, Some(cause)) => PeerState::Suspended(cause),
+                (None, None) => PeerState::Up,
+            },
         })
     }
 
@@ -388,11 +392,11 @@ impl Agent {
         Expectation::new(self.engine(), barrier, writers, sink)
     }
 
-    /// Queues a control message: reliable while the connection stands, in order with everything posted to
-    /// that peer before. Never blocks.
+    /// Queues a control message: in order with everything posted to that peer before, delivered once, also over a
+    /// connection that breaks and is made again in time ([`TransferConfig::reconnect_ms`]). Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::QueueFull`] (retryable), [`ErrorKind::TooLong`], [`ErrorKind::UnknownPeer`],
+    /// [`ErrorKind::QueueFull`] (retryable) when too many wait or are not acknowledged, [`ErrorKind::TooLong`], [`ErrorKind::UnknownPeer`],
     /// [`ErrorKind::PeerDown`].
     pub fn send(&self, peer: PeerId, message: impl AsRef<[u8]>) -> Result<(), Error> {
         let message = message.as_ref();

@@ -13,15 +13,15 @@ use bytes::Bytes;
 #[cfg_attr(kv_loom, allow(unused_imports))] // For backends.
 pub(crate) use super::encode::{
     append_ack, append_arrival, append_bye, append_data, append_hello, append_landed,
-    append_memory, append_message, append_metadata, append_nack, append_no_data, append_place,
-    append_probe, append_progress, append_proof, append_read, append_ready, append_refuse,
-    append_ring, append_write, check_arrival, check_message,
+    append_memory, append_message, append_metadata, append_nack, append_no_data, append_numbered,
+    append_place, append_probe, append_progress, append_proof, append_read, append_ready,
+    append_refuse, append_ring, append_write, check_arrival, check_message,
 };
 use super::fields::Fields;
 pub(crate) use super::fields::WireError;
 use crate::Arrival;
 use crate::backend::{ReadRequest, RemoteRun};
-use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
+use crate::ids::{ChunkId, Epoch, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
 
 /// First bytes of every frame.
@@ -71,6 +71,7 @@ pub(crate) enum Kind {
     Data = 24,
     NoData = 25,
     Landed = 26,
+    Numbered = 27,
 }
 
 impl Kind {
@@ -96,6 +97,7 @@ impl Kind {
             24 => Self::Data,
             25 => Self::NoData,
             26 => Self::Landed,
+            27 => Self::Numbered,
             _ => return None,
         })
     }
@@ -113,6 +115,7 @@ impl Kind {
             Self::Read => 32 + RUN_LIMIT * RUN_BYTES,
             Self::Arrival => 1 + ARRIVAL_LIMIT_BYTES,
             Self::Message => MESSAGE_LIMIT_BYTES,
+            Self::Numbered => 8 + MESSAGE_LIMIT_BYTES,
         }
     }
 }
@@ -174,12 +177,32 @@ impl Header {
 /// Head of a write: what the receiver checks before it reads one byte of payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WriteHead {
-    pub(crate) op: OpId,
+    /// Of the item among all that its sender has sent in this session.
+    pub(crate) number: u64,
     /// No: more parts of this operation follow, and only the last one is answered.
     pub(crate) is_last: bool,
     pub(crate) payload_bytes: u64,
     pub(crate) runs: Vec<RemoteRun>,
     pub(crate) arrival: Option<Arrival>,
+}
+
+/// What a side of a stream says of the session that the connection belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct SessionWords {
+    /// The connector: this one has had a connection before. The listener: it goes on.
+    pub(crate) is_resumed: bool,
+    /// Drawn by the listener; nothing in the first word of a connector.
+    pub(crate) session: u128,
+    /// The last item of the other side that was handled here.
+    pub(crate) received: u64,
+    /// How long this side keeps a session without a connection.
+    pub(crate) window_ms: u32,
+    /// The other side acknowledges at least once for so many items.
+    pub(crate) every_items: u32,
+    /// The same, for so many bytes of messages.
+    pub(crate) every_bytes: u32,
+    /// Most items of this side that are not answered.
+    pub(crate) most_items: u32,
 }
 
 /// Why a peer was refused or a write not applied.
@@ -209,8 +232,9 @@ pub(crate) enum Frame {
         generation: u32,
         mapped_bytes: u64,
     },
-    /// The sender has accepted everything it was told.
-    Ready,
+    /// The sender has accepted everything it was told. On a stream whose sender keeps sessions, with its words
+    /// about this one.
+    Ready(Option<SessionWords>),
     Refuse(Refusal),
     /// Where a region lies in the memory of the sender.
     Place {
@@ -228,17 +252,19 @@ pub(crate) enum Frame {
         len_bytes: u64,
     },
     Write(WriteHead),
+    /// Every item up to this one was handled, and each write among them that was not refused has come so far.
     Ack {
-        op: OpId,
+        through: u64,
         level: Visibility,
     },
     /// The first slots of a write have landed; more of it is to come.
     Landed {
-        op: OpId,
+        number: u64,
         slot_count: u64,
     },
+    /// As an `Ack` of the items before, and this write was refused.
     Nack {
-        op: OpId,
+        number: u64,
         refusal: Refusal,
     },
     Arrival {
@@ -246,6 +272,11 @@ pub(crate) enum Frame {
         arrival: Arrival,
     },
     Message(Bytes),
+    /// A message that is an item of a session.
+    Numbered {
+        number: u64,
+        message: Bytes,
+    },
     Progress {
         counter: u64,
     },
@@ -271,7 +302,7 @@ impl Frame {
             Self::Proof { .. } => Kind::Proof,
             Self::Metadata(_) => Kind::Metadata,
             Self::Memory { .. } => Kind::Memory,
-            Self::Ready => Kind::Ready,
+            Self::Ready(_) => Kind::Ready,
             Self::Refuse(_) => Kind::Refuse,
             Self::Place { .. } => Kind::Place,
             Self::Probe { .. } => Kind::Probe,
@@ -282,6 +313,7 @@ impl Frame {
             Self::Nack { .. } => Kind::Nack,
             Self::Arrival { .. } => Kind::Arrival,
             Self::Message(_) => Kind::Message,
+            Self::Numbered { .. } => Kind::Numbered,
             Self::Progress { .. } => Kind::Progress,
             Self::Bye => Kind::Bye,
             Self::Read(_) => Kind::Read,
@@ -330,7 +362,10 @@ impl Fields {
                 generation: self.u32("generation")?,
                 mapped_bytes: self.u64("mapped_bytes")?,
             },
-            Kind::Ready => Frame::Ready,
+            Kind::Ready => Frame::Ready(match self.left_bytes() {
+                0 => None,
+                _ => Some(self.session_words()?),
+            }),
             Kind::Refuse => Frame::Refuse(self.refusal()?),
             Kind::Place => Frame::Place {
                 region: RegionId(self.u32("region")?),
@@ -346,15 +381,15 @@ impl Fields {
             },
             Kind::Write => Frame::Write(self.write_head()?),
             Kind::Ack => Frame::Ack {
-                op: OpId(self.u64("op")?),
+                through: self.u64("through")?,
                 level: self.level()?,
             },
             Kind::Landed => Frame::Landed {
-                op: OpId(self.u64("op")?),
+                number: self.u64("number")?,
                 slot_count: self.u64("slot_count")?,
             },
             Kind::Nack => Frame::Nack {
-                op: OpId(self.u64("op")?),
+                number: self.u64("number")?,
                 refusal: self.refusal()?,
             },
             Kind::Arrival => Frame::Arrival {
@@ -362,11 +397,16 @@ impl Fields {
                 arrival: self.arrival()?,
             },
             Kind::Message => Frame::Message(self.remaining()),
+            Kind::Numbered => Frame::Numbered {
+                number: self.u64("number")?,
+                message: self.remaining(),
+            },
             Kind::Progress => Frame::Progress {
                 counter: self.u64("counter")?,
             },
             Kind::Bye => Frame::Bye,
             Kind::Read => Frame::Read(ReadRequest {
+                connection: 0,
                 id: self.u64("request")?,
                 payload_bytes: self.u64("payload_bytes")?,
                 runs: self.runs()?,
@@ -382,8 +422,20 @@ impl Fields {
         })
     }
 
+    fn session_words(&mut self) -> Result<SessionWords, WireError> {
+        Ok(SessionWords {
+            is_resumed: self.bool("is_resumed")?,
+            session: self.u128("session")?,
+            received: self.u64("received")?,
+            window_ms: self.u32("window_ms")?,
+            every_items: self.u32("every_items")?,
+            every_bytes: self.u32("every_bytes")?,
+            most_items: self.u32("most_items")?,
+        })
+    }
+
     fn write_head(&mut self) -> Result<WriteHead, WireError> {
-        let op = OpId(self.u64("op")?);
+        let number = self.u64("number")?;
         let is_last = self.bool("is_last")?;
         let has_arrival = self.bool("has_arrival")?;
         let payload_bytes = self.u64("payload_bytes")?;
@@ -400,7 +452,7 @@ impl Fields {
             });
         }
         Ok(WriteHead {
-            op,
+            number,
             is_last,
             payload_bytes,
             runs,

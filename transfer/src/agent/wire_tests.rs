@@ -7,7 +7,7 @@ use super::wire::*;
 use super::*;
 use crate::Arrival;
 use crate::backend::{ReadRequest, RemoteRun};
-use crate::ids::{ChunkId, Epoch, OpId, PoolId, RegionId, StageId};
+use crate::ids::{ChunkId, Epoch, PoolId, RegionId, StageId};
 use crate::visibility::Visibility;
 
 fn arrival() -> Arrival {
@@ -31,7 +31,7 @@ fn examples() -> Vec<(&'static str, Frame)> {
         slot_count: 2,
     };
     let write = WriteHead {
-        op: OpId(9),
+        number: 9,
         is_last: true,
         payload_bytes: 0x0102_0304_0506,
         runs: vec![run(1), run(2)],
@@ -60,7 +60,19 @@ fn examples() -> Vec<(&'static str, Frame)> {
                 mapped_bytes: 1 << 33,
             },
         ),
-        ("ready", Frame::Ready),
+        ("ready", Frame::Ready(None)),
+        (
+            "ready_session",
+            Frame::Ready(Some(SessionWords {
+                is_resumed: true,
+                session: 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10,
+                received: 0x1112_1314_1516_1718,
+                window_ms: 0x191a_1b1c,
+                every_items: 0x1d1e_1f20,
+                every_bytes: 0x2122_2324,
+                most_items: 0x2526_2728,
+            })),
+        ),
         ("refuse", Frame::Refuse(refusal.clone())),
         (
             "place",
@@ -87,21 +99,21 @@ fn examples() -> Vec<(&'static str, Frame)> {
         (
             "ack",
             Frame::Ack {
-                op: OpId(10),
+                through: 10,
                 level: Visibility::RemoteVisible,
             },
         ),
         (
             "landed",
             Frame::Landed {
-                op: OpId(15),
+                number: 15,
                 slot_count: 0x0405_0607_0809,
             },
         ),
         (
             "nack",
             Frame::Nack {
-                op: OpId(11),
+                number: 11,
                 refusal: refusal.clone(),
             },
         ),
@@ -116,11 +128,19 @@ fn examples() -> Vec<(&'static str, Frame)> {
             "message",
             Frame::Message(bytes::Bytes::from_static(b"hello")),
         ),
+        (
+            "numbered",
+            Frame::Numbered {
+                number: 17,
+                message: bytes::Bytes::from_static(b"hello"),
+            },
+        ),
         ("progress", Frame::Progress { counter: 12 }),
         ("bye", Frame::Bye),
         (
             "read",
             Frame::Read(ReadRequest {
+                connection: 0,
                 id: 0x1112_1314_1516_1718,
                 payload_bytes: 0x0203_0405_0607,
                 runs: vec![run(3), run(4)],
@@ -212,7 +232,7 @@ fn every_truncation_and_every_flipped_bit_is_refused() {
 
 #[test]
 fn another_version_is_named_before_anything_else() {
-    let mut bytes = encode(&Frame::Ready);
+    let mut bytes = encode(&Frame::Ready(None));
     bytes[4..6].copy_from_slice(&999u16.to_le_bytes());
     bytes[6..8].copy_from_slice(&0xffffu16.to_le_bytes());
     let error = decode(&bytes).unwrap_err();
@@ -253,7 +273,7 @@ fn lengths_beyond_the_kind_are_refused_with_the_header() {
 fn counts_are_not_believed() {
     // A write that claims 65,536 runs and brings none.
     let head = WriteHead {
-        op: OpId(1),
+        number: 1,
         is_last: true,
         payload_bytes: 0,
         runs: Vec::new(),
@@ -278,6 +298,7 @@ fn counts_are_not_believed() {
 #[test]
 fn counts_of_a_read_are_not_believed() {
     let request = ReadRequest {
+        connection: 0,
         id: 1,
         payload_bytes: 0,
         runs: Vec::new(),
@@ -299,7 +320,7 @@ fn empty_and_wrapping_runs_are_refused() {
             slot_count,
         };
         let head = WriteHead {
-            op: OpId(1),
+            number: 1,
             is_last: true,
             payload_bytes: 0,
             runs: vec![run],
@@ -367,7 +388,7 @@ fn a_run_of_slots_costs_sixteen_bytes() {
     };
     let frame_bytes = |run_count: u32| {
         let head = WriteHead {
-            op: OpId(1),
+            number: 1,
             is_last: true,
             payload_bytes: 0,
             runs: (0..run_count).map(run).collect(),
@@ -433,7 +454,7 @@ proptest! {
         arrival in prop::option::of(any_arrival()), is_last in any::<bool>(),
     ) {
         let is_last = is_last || arrival.is_some();
-        let frame = Frame::Write(WriteHead { op: OpId(op), is_last, payload_bytes, runs, arrival });
+        let frame = Frame::Write(WriteHead { number: op, is_last, payload_bytes, runs, arrival });
         prop_assert_eq!(decode(&encode(&frame)).unwrap(), frame);
     }
 

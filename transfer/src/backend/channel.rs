@@ -158,6 +158,12 @@ impl Channel {
         out.broken.get_or_insert(StreamEnd::Stopped);
     }
 
+    /// Nothing is sent from here on, and nobody is in the middle of it when this returns. The caller has raised the
+    /// stop signal, so a worker inside `send` lets the lock go.
+    pub(super) fn seal(&self) {
+        self.out.lock().broken.get_or_insert(StreamEnd::Stopped);
+    }
+
     fn try_flush(&self) {
         loop {
             let Some(mut out) = self.out.try_lock() else {
@@ -396,6 +402,10 @@ impl Receiver {
 pub(crate) trait Reception {
     /// A frame that only this transport knows; an error ends the link.
     fn frame(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd>;
+    /// Whether messages of the peer have numbers, so that one without means nothing.
+    fn is_numbered(&self) -> bool {
+        false
+    }
 }
 
 /// [`receive`] within the first bounds. If that is no goodbye and `is_ending` says that one is to be expected,
@@ -432,7 +442,7 @@ pub(crate) fn receive(
         }
         match reader.next(&channel.socket, bounds)? {
             Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
-            Frame::Message(bytes) => events.message(peer, bytes),
+            Frame::Message(bytes) if !reception.is_numbered() => events.message(peer, bytes),
             Frame::Progress { counter } => events.progress(peer, counter),
             Frame::Bye => return Ok(()),
             frame => reception.frame(frame, reader)?,

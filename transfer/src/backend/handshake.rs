@@ -6,7 +6,7 @@
 //! connector   Metadata, Memory… (shm) or Place…, Probe (cma)
 //! listener    the same                           one after the other, so that nobody writes unread
 //! both        Ring                               shm and cma, at the end of the same turn
-//! both        Ready
+//! both        Ready                              over a stream the connector first, with the session it wants
 //! ```
 //! Before `Ready` nothing of the peer is believed beyond its own frames. All of it is bounded by one
 //! deadline; whatever goes wrong is a [`HandshakeError`] that names the reason, and the peer is told
@@ -25,7 +25,7 @@ use super::reader::FrameReader;
 use super::socket::{Bounds, Socket, StreamEnd};
 use crate::agent::auth::{self, Side};
 use crate::agent::metadata::{AgentMetadata, RegionInfo};
-use crate::agent::wire::{self, Frame, Kind, Refusal, WireError};
+use crate::agent::wire::{self, Frame, Kind, Refusal, SessionWords, WireError};
 use crate::deadline::Deadline;
 use crate::ids::RegionId;
 use crate::mem::ring::{self, Outbox};
@@ -50,7 +50,23 @@ pub(crate) struct Offer<'a> {
     /// Set while the peer may believe that it is connected, and so reach the memory of this side, without
     /// this side having a link.
     pub(crate) is_unsettled: &'a Cell<bool>,
+    pub(crate) session: SessionOffer<'a>,
 }
+
+/// What this side says of the session that the connection is to belong to.
+pub(crate) enum SessionOffer<'a> {
+    /// The connection is all there is.
+    None,
+    /// The connector's wish.
+    Wanted(SessionWords),
+    /// How the listener answers one.
+    Answered(&'a dyn Fn(&AgentMetadata, &SessionWords) -> Result<SessionWords, Refusal>),
+}
+
+/// Code of a refusal: the session does not exist any more, or not for this peer.
+pub(crate) const SESSION_OVER: u16 = 4;
+/// Code of a refusal: the session is there, and the connection cannot be taken now.
+pub(crate) const SESSION_BUSY: u16 = 5;
 
 /// How each side will reach the memory of the other.
 #[derive(Clone, Copy)]
@@ -82,6 +98,8 @@ pub(crate) struct Greeting {
     pub(crate) permission: Option<Permission>,
     /// The ring that it reads.
     pub(crate) ring: Option<Outbox>,
+    /// What this side, and what the peer has said of the session, if both keep one.
+    pub(crate) session: Option<(SessionWords, SessionWords)>,
 }
 
 /// Why a connection did not become a link.
@@ -95,6 +113,12 @@ pub(crate) enum HandshakeError {
     ByUs(String),
     /// Only the peer, or only this side, demands a secret.
     SecretMissing { here: bool },
+    /// The session that the connection was to go on with is over, or busy, says whoever listens.
+    Session {
+        is_over: bool,
+        by_peer: bool,
+        reason: String,
+    },
     /// The peer's answer to the challenge is wrong.
     WrongSecret,
     /// The peer's memory is out of reach.
@@ -119,6 +143,7 @@ impl fmt::Display for HandshakeError {
             Self::SecretMissing { here: false } => {
                 f.write_str("the peer has no authentication secret and one is demanded here")
             }
+            Self::Session { reason, .. } => f.write_str(reason),
             Self::WrongSecret => f.write_str("the peer does not know the authentication secret"),
             Self::Probe(failure) => write!(f, "{failure}"),
         }
@@ -150,6 +175,8 @@ pub(crate) fn run(
         let code = match error {
             HandshakeError::Stream(StreamEnd::Wire(_)) => 1,
             HandshakeError::SecretMissing { .. } | HandshakeError::WrongSecret => 2,
+            HandshakeError::Session { is_over: true, .. } => SESSION_OVER,
+            HandshakeError::Session { is_over: false, .. } => SESSION_BUSY,
             _ => 3,
         };
         let refusal = Refusal {
@@ -159,6 +186,7 @@ pub(crate) fn run(
         let is_open = !matches!(
             error,
             HandshakeError::ByPeer(_)
+                | HandshakeError::Session { by_peer: true, .. }
                 | HandshakeError::Stream(StreamEnd::Closed | StreamEnd::Cut | StreamEnd::Io(_))
         );
         // A peer that refuses, or has closed its end, stores nothing any more.
@@ -209,17 +237,57 @@ impl Handshake<'_> {
             }
         };
         greeting.permission = permission;
-        let mut words = Vec::new();
-        wire::append_ready(&mut words);
-        let is_direct = !matches!(self.offer.way, Way::Stream);
-        self.offer.is_unsettled.set(is_direct);
-        self.send(&words)?;
-        match self.next()? {
-            Frame::Ready => {
-                self.reader.trust(usize::MAX);
-                self.offer.is_unsettled.set(false);
-                Ok(greeting)
+        greeting.session = self.settle(&greeting.metadata)?;
+        self.reader.trust(usize::MAX);
+        self.offer.is_unsettled.set(false);
+        Ok(greeting)
+    }
+
+    /// Both say that they are ready, and over a stream to which session the connection belongs.
+    fn settle(
+        &mut self,
+        peer: &AgentMetadata,
+    ) -> Result<Option<(SessionWords, SessionWords)>, HandshakeError> {
+        let offer = self.offer;
+        let answer = match &offer.session {
+            SessionOffer::None => None,
+            SessionOffer::Wanted(words) => {
+                self.ready(Some(words))?;
+                let theirs = self.await_ready()?;
+                return agree(words, theirs);
             }
+            SessionOffer::Answered(answer) => Some(answer),
+        };
+        let Some(answer) = answer else {
+            self.offer
+                .is_unsettled
+                .set(!matches!(self.offer.way, Way::Stream));
+            self.ready(None)?;
+            self.await_ready()?;
+            return Ok(None);
+        };
+        let Some(theirs) = self.await_ready()? else {
+            self.ready(None)?;
+            return Ok(None);
+        };
+        let ours = answer(peer, &theirs).map_err(|refusal| HandshakeError::Session {
+            is_over: refusal.code == SESSION_OVER,
+            by_peer: false,
+            reason: refusal.reason,
+        })?;
+        self.ready(Some(&ours))?;
+        Ok(Some((ours, theirs)))
+    }
+
+    fn ready(&mut self, session: Option<&SessionWords>) -> Result<(), HandshakeError> {
+        let mut words = Vec::new();
+        wire::append_ready(&mut words, session);
+        self.send(&words)
+    }
+
+    fn await_ready(&mut self) -> Result<Option<SessionWords>, HandshakeError> {
+        match self.next()? {
+            Frame::Ready(session) => Ok(session),
             other => Err(out_of_turn("Ready", &other)),
         }
     }
@@ -323,6 +391,7 @@ impl Handshake<'_> {
             places: BTreeMap::new(),
             permission: None,
             ring: None,
+            session: None,
         };
         match self.offer.way {
             Way::Stream => {}
@@ -437,7 +506,14 @@ impl Handshake<'_> {
 
     fn next(&mut self) -> Result<Frame, HandshakeError> {
         match self.reader.next(self.socket, self.bounds)? {
-            Frame::Refuse(refusal) => Err(HandshakeError::ByPeer(refusal.reason)),
+            Frame::Refuse(refusal) => Err(match refusal.code {
+                code @ (SESSION_OVER | SESSION_BUSY) => HandshakeError::Session {
+                    is_over: code == SESSION_OVER,
+                    by_peer: true,
+                    reason: format!("refused by the peer: {}", refusal.reason),
+                },
+                _ => HandshakeError::ByPeer(refusal.reason),
+            }),
             frame => Ok(frame),
         }
     }
@@ -458,6 +534,26 @@ impl Handshake<'_> {
         let sent = self.socket.send_with_fd(words, file, self.bounds)?;
         // The descriptor travels with the first byte; the rest is plain.
         self.send(&words[sent..])
+    }
+}
+
+/// What the listener has answered to the wish of the connector.
+fn agree(
+    ours: &SessionWords,
+    theirs: Option<SessionWords>,
+) -> Result<Option<(SessionWords, SessionWords)>, HandshakeError> {
+    let fits = |theirs: &SessionWords| match ours.is_resumed {
+        true => theirs.is_resumed && theirs.session == ours.session,
+        false => !theirs.is_resumed && theirs.session != 0 && theirs.received == 0,
+    };
+    match theirs {
+        Some(theirs) if fits(&theirs) => Ok(Some((*ours, theirs))),
+        None if !ours.is_resumed => Ok(None),
+        _ => Err(HandshakeError::Session {
+            is_over: true,
+            by_peer: false,
+            reason: "the answer is not about the session that was asked for".into(),
+        }),
     }
 }
 

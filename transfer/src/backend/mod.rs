@@ -10,6 +10,8 @@ pub(crate) mod channel;
 #[allow(unsafe_code)]
 pub(crate) mod cma;
 #[cfg(not(kv_loom))]
+mod establish;
+#[cfg(not(kv_loom))]
 pub(crate) mod handshake;
 #[cfg(all(feature = "libfabric", not(kv_loom)))]
 #[allow(unsafe_code)]
@@ -148,7 +150,7 @@ pub struct RemoteRun {
 
 /// An operation that a link executes. The engine keeps the local memory registered and mapped until it
 /// has been told the end, or the link is closed and proven quiet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PostedOp {
     /// Its name in [`LinkEvents::completed`].
     pub id: OpId,
@@ -169,6 +171,8 @@ pub struct PostedOp {
 /// A read of the peer that this side has to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
+    /// The connection it came by, where a link outlives its connections: no other one has its answer.
+    pub connection: u64,
     /// The peer's name for it.
     pub id: u64,
     /// The bytes that the peer expects.
@@ -266,6 +270,12 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// The link is broken.
     fn send_progress(&self, counter: u64) -> Result<(), Error>;
+    /// Whether a message counts as sent only once the peer has acknowledged it: [`LinkEvents::acknowledged`] tells.
+    fn keeps_messages(&self) -> bool {
+        false
+    }
+    /// Sends what was kept over a break, after [`LinkEvents::resumed`]. By the thread that has the turn.
+    fn go_on(&self) {}
     /// What an operation that does not go on waits for, as far as can be seen. From any thread; never waits.
     fn stalled_on(&self, op: &PostedOp) -> StallCause {
         let _ = op;
@@ -300,6 +310,26 @@ pub trait LinkEvents: Send + Sync {
     fn completed(&self, peer: PeerId, op: OpId, result: Result<Visibility, Error>);
     /// The peer is alive.
     fn progress(&self, peer: PeerId, counter: u64);
+    /// The connection has broken, and the link tries to get another one. What is under way stays under way.
+    fn suspended(&self, peer: PeerId, cause: Cause) {
+        let _ = (peer, cause);
+    }
+    /// The link goes on over another connection: [`Link::go_on`] is to be called.
+    fn resumed(&self, peer: PeerId) {
+        let _ = peer;
+    }
+    /// The peer has so many more messages, of so many bytes.
+    fn acknowledged(&self, peer: PeerId, message_count: usize, bytes: usize) {
+        let _ = (peer, message_count, bytes);
+    }
+    /// Something that may have been sent before is sent again: a write of `op`, or a message.
+    fn sent_again(&self, peer: PeerId, op: Option<OpId>) {
+        let _ = (peer, op);
+    }
+    /// The peer has sent something that was handled before, and it was dropped.
+    fn repeated(&self, peer: PeerId) {
+        let _ = peer;
+    }
     /// The connection has ended by itself. The link makes no further call.
     fn down(&self, peer: PeerId, cause: Cause, quiesce: Quiesce);
     /// The peer wants to read: the worker will call [`Link::serve`]. `false` when more requests than

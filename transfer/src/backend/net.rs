@@ -6,7 +6,6 @@
 //! signal.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -17,25 +16,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::channel::Channel;
-use super::cma::Visited;
-use super::handshake::{self, Greeting, HandshakeError, Offer, OwnRegion, Way};
-use super::neighbour::NeighbourLink;
-use super::process::{NoProcess, PeerProcess};
-use super::reader::FrameReader;
+use super::establish::establish;
+use super::handshake::{HandshakeError, OwnRegion};
 use super::refusal::{Failure, too_late};
-#[cfg(feature = "one-sided")]
-use super::rma;
-use super::shm::Mapped;
-use super::socket::{Bounds, Socket, StopSignal, StreamEnd, timespec};
-use super::tcp::{self, TcpLink};
+use super::socket::{Bounds, StopSignal, StreamEnd, timespec};
+use super::tcp::session::Desk;
 use super::{BackendKind, Link};
 use crate::agent::address::Address;
 use crate::agent::auth::Side;
 use crate::agent::metadata::AgentMetadata;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
-use crate::mem::ring;
 use crate::obs::RefusedField;
 use crate::sync::{Arc, Mutex, thread};
 
@@ -71,6 +62,14 @@ pub(crate) struct Established {
 pub(crate) trait LinkHost: Send + Sync {
     /// Who this agent is now.
     fn introduction(&self) -> Introduction;
+    /// Where sessions that may outlive their connections are kept; nowhere, if none may.
+    fn desk(&self) -> Option<Arc<Desk>> {
+        None
+    }
+    /// Itself, for whoever connects again later.
+    fn owned(&self) -> Option<Arc<dyn LinkHost>> {
+        None
+    }
     /// How libraries are used.
     #[cfg(feature = "one-sided")]
     fn one_sided(&self) -> crate::config::OneSided {
@@ -259,7 +258,8 @@ impl Greeter {
                 writable: None,
             };
             match establish(stream, &from, Side::Listener, &*host, bounds) {
-                Ok(established) => host.established(established),
+                Ok(Some(established)) => host.established(established),
+                Ok(None) => {}
                 Err(Failure::Handshake(HandshakeError::Stream(StreamEnd::Stopped))) => {}
                 Err(failure) => host.refused(from.to_string(), failure.field(), failure.reason()),
             }
@@ -286,20 +286,22 @@ pub(crate) fn connect(
 ) -> Result<Established, Error> {
     address.check()?;
     check_backend(address, host)?;
-    let stream = match address {
-        Address::Tcp(socket) | Address::Ucx(socket) | Address::Libfabric(socket) => {
-            connect_tcp(address, socket, deadline)?
-        }
-        Address::Shm(name) | Address::Cma(name) => connect_unix(address, name, deadline)?,
-    };
     let bounds = Bounds {
         stop: None,
         deadline: Some(deadline),
         process: None,
         writable: None,
     };
-    establish(stream, address, Side::Connector, host, bounds)
-        .map_err(|failure| failure.into_error(address, deadline))
+    let stream = match address {
+        Address::Tcp(socket) | Address::Ucx(socket) | Address::Libfabric(socket) => {
+            connect_tcp(address, socket, deadline)?
+        }
+        Address::Shm(name) | Address::Cma(name) => connect_unix(address, name, deadline)?,
+    };
+    let established = establish(stream, address, Side::Connector, host, bounds)
+        .map_err(|failure| failure.into_error(address, deadline))?;
+    // Only a listener gives a connection to a session that is there.
+    established.ok_or_else(|| ErrorKind::Closed.into())
 }
 
 /// Whether the library of a backend is there, before anybody is let wait for it.
@@ -363,135 +365,6 @@ fn connect_unix(address: &Address, name: &str, deadline: Deadline) -> Result<Own
     }
 }
 
-/// The peer by its kind of address, and what was learnt of it before its first word: the number of a
-/// process is good only while it answers.
-enum Met {
-    Stream,
-    Mapping(PeerProcess),
-    Visiting(PeerProcess),
-}
-
-impl Met {
-    fn of(address: &Address, socket: &Socket) -> Result<Self, HandshakeError> {
-        let process = || {
-            PeerProcess::of(socket).map_err(|why| match why {
-                NoProcess::Ended => HandshakeError::Stream(StreamEnd::PeerDead),
-                NoProcess::Refused(reason) => HandshakeError::ByUs(reason),
-            })
-        };
-        Ok(match address.backend() {
-            BackendKind::Shm => Self::Mapping(process()?),
-            BackendKind::Cma => Self::Visiting(process()?),
-            _ => Self::Stream,
-        })
-    }
-
-    fn way<'a>(&'a self, regions: &'a [OwnRegion]) -> Way<'a> {
-        match self {
-            Self::Stream => Way::Stream,
-            Self::Mapping(_) => Way::Map(regions),
-            Self::Visiting(process) => Way::Visit(regions, process),
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        match self {
-            Self::Stream => true,
-            Self::Mapping(process) | Self::Visiting(process) => process.has_ended(Deadline::now()),
-        }
-    }
-
-    fn link(self, mut channel: Channel, reader: FrameReader, peer: Greeting) -> Arc<dyn Link> {
-        if let Some(ring) = peer.ring {
-            channel.write_ring(ring);
-        }
-        match self {
-            Self::Stream => Arc::new(TcpLink::new(channel, reader)),
-            Self::Mapping(process) => {
-                let mapped = Mapped::new(&peer.metadata, peer.memories);
-                Arc::new(NeighbourLink::new(channel, reader, process, mapped))
-            }
-            Self::Visiting(process) => {
-                let visited = Visited::new(&peer.metadata, &peer.places, peer.permission);
-                Arc::new(NeighbourLink::new(channel, reader, process, visited))
-            }
-        }
-    }
-}
-
-fn establish(
-    stream: OwnedFd,
-    address: &Address,
-    side: Side,
-    host: &dyn LinkHost,
-    bounds: Bounds<'_>,
-) -> Result<Established, Failure> {
-    let is_unix = matches!(address, Address::Shm(_) | Address::Cma(_));
-    if !is_unix {
-        tcp::tune(&stream)?;
-    }
-    let socket = Socket::new(stream)?;
-    let stop = StopSignal::new()?;
-    let met = Met::of(address, &socket)?;
-    let secret = host.secret();
-    let introduction = host.introduction();
-    let ring = match met {
-        Met::Stream => None,
-        Met::Mapping(_) | Met::Visiting(_) => Some(Arc::new(ring::memory()?)),
-    };
-    let is_unsettled = Cell::new(false);
-    let offer = Offer {
-        side,
-        secret: secret.as_deref(),
-        metadata: &introduction.metadata,
-        way: met.way(&introduction.regions),
-        ring: ring.as_deref(),
-        is_unsettled: &is_unsettled,
-    };
-    let mut reader = FrameReader::new(ring.is_some());
-    let greeting = match handshake::run(&socket, &mut reader, &offer, bounds) {
-        Ok(greeting) => greeting,
-        Err(error) => {
-            if is_unsettled.get() && !met.has_ended() {
-                // The peer may take itself for connected and reach this memory: its regions stay busy (I-21).
-                std::mem::forget(introduction);
-            }
-            return Err(error.into());
-        }
-    };
-    let metadata = greeting.metadata.clone();
-    #[cfg(feature = "one-sided")]
-    if let kind @ (BackendKind::Ucx | BackendKind::Libfabric) = address.backend() {
-        let regions = host.regions(&introduction);
-        let wanted = rma::Wanted::new(kind, host.one_sided(), &socket, regions)?;
-        let mut exchange = rma::Exchange {
-            socket: &socket,
-            reader: &mut reader,
-            side,
-            kind,
-            bounds,
-        };
-        let endpoint = rma::establish(&mut exchange, &wanted, &metadata)?;
-        let link = endpoint.link(Channel::new(socket, stop), reader);
-        return Ok(Established {
-            metadata,
-            address: address.to_string(),
-            link,
-            told: introduction,
-        });
-    }
-    if let Some(ring) = ring.and_then(ring::inbox) {
-        reader.read_ring(ring);
-    }
-    let link = met.link(Channel::new(socket, stop), reader, greeting);
-    Ok(Established {
-        metadata,
-        address: address.to_string(),
-        link,
-        told: introduction,
-    })
-}
-
 fn spawn(
     name: &str,
     body: impl FnOnce() + Send + 'static,
@@ -509,7 +382,7 @@ fn spawn(
 
 impl StopSignal {
     /// Sleeps until the signal is raised, the descriptor is ready, or the time is over.
-    fn wait(
+    pub(super) fn wait(
         &self,
         other: Option<(std::os::fd::BorrowedFd<'_>, PollFlags)>,
         at_most: Option<Duration>,

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::RemoteRun;
 use super::parts::Parts;
 use super::{PostedOp, READ_WINDOW};
 use crate::agent::wire::{self, Refusal};
@@ -49,6 +50,9 @@ struct Operation {
 /// A part that was asked for, and where it goes.
 pub(super) struct Asked {
     pub(super) op: OpId,
+    /// The connection by which it was asked for last.
+    connection: u64,
+    remote: Vec<RemoteRun>,
     pub(super) payload_bytes: u64,
     pub(super) local: Vec<SlotRun>,
     /// Which slots of the operation.
@@ -80,8 +84,9 @@ impl Reads {
         state.waiting.push(op.id, op.priority);
     }
 
-    /// Appends the next request to `words`; `false` when there is none to be sent now.
-    pub(super) fn ask(&self, words: &mut Vec<u8>) -> bool {
+    /// Appends the next request to `words`, which go over this connection; `false` when there is none to be sent
+    /// now.
+    pub(super) fn ask(&self, connection: u64, words: &mut Vec<u8>) -> bool {
         let mut state = self.state.lock();
         let State {
             next_request,
@@ -106,6 +111,8 @@ impl Reads {
         wire::append_read(words, request, part.payload_bytes, part.remote);
         let part_asked = Asked {
             op,
+            connection,
+            remote: part.remote.to_vec(),
             payload_bytes: part.payload_bytes,
             local: part.local.to_vec(),
             slots: part.slots.clone(),
@@ -122,6 +129,20 @@ impl Reads {
         true
     }
 
+    /// Appends every request that was asked for over a former connection, whose answer can not come any more. Its
+    /// bytes go to the same slots, under the same number.
+    pub(super) fn ask_again(&self, connection: u64, words: &mut Vec<u8>) -> Vec<OpId> {
+        let mut again = Vec::new();
+        for (request, asked) in &mut self.state.lock().asked {
+            if asked.connection < connection {
+                asked.connection = connection;
+                wire::append_read(words, *request, asked.payload_bytes, &asked.remote);
+                again.push(asked.op);
+            }
+        }
+        again
+    }
+
     /// The receive thread puts nothing anywhere any more: what has not landed will not.
     pub(super) fn settle(&self) {
         let state = self.state.lock();
@@ -131,6 +152,11 @@ impl Reads {
     /// The part that this answer belongs to, once.
     pub(super) fn take(&self, request: u64) -> Option<Asked> {
         self.state.lock().asked.remove(&request)
+    }
+
+    /// The connection broke within the answer: the part is asked for again.
+    pub(super) fn put_back(&self, request: u64, asked: Asked) {
+        self.state.lock().asked.insert(request, asked);
     }
 
     /// A part of `op` was answered. Gives back the end of the operation, if this was its last answer.

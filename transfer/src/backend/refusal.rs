@@ -61,6 +61,7 @@ impl Failure {
             }
             HandshakeError::ByPeer(_) => RefusedField::ByPeer,
             HandshakeError::ByUs(_) => RefusedField::Metadata,
+            HandshakeError::Session { .. } => RefusedField::Session,
             HandshakeError::Probe(_) => RefusedField::Probe,
         }
     }

@@ -139,6 +139,12 @@ impl AsFd for Socket {
     }
 }
 
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.fd
+    }
+}
+
 impl Socket {
     /// Takes over a connected socket and makes it non-blocking.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, Error> {

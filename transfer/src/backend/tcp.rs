@@ -15,36 +15,39 @@
 //! Proof of quiescence: this side does the copying for its peer, so when the receive thread is past
 //! the connection, nothing of the peer is written any more (I-9).
 //!
+//! A connection that breaks is not the end where both sides keep a session (`tcp/session.rs`): the receive thread
+//! leaves it for good, gets the next one, by connecting again or from the listener, and everything that was not
+//! handled is sent again under its old number. The thread is the same, so the proof is too.
+//!
 //! A peer whose host is silent keeps its connection until the kernel's own limits (keep-alive: about
 //! 40 s when nothing is under way). A stopped peer is not dead, and nothing here ends by time.
 
-use rustix::event::PollFlags;
+mod incoming;
+pub(crate) mod session;
+
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::channel::{self, Channel, Receiver, Reception, misplaced};
+use self::incoming::{Incoming, Progress, check_length, refused_by_engine};
+use self::session::{Attempts, Next, Terms};
+use super::channel::{self, Channel, Receiver};
 use super::parts::Parts;
 use super::reader::FrameReader;
 use super::reads::Reads;
-use super::socket::{Bounds, StreamEnd};
+use super::socket::{Bounds, StopSignal, StreamEnd};
 use super::{
     Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, ReadRequest, Resolved,
 };
 use crate::Arrival;
-use crate::agent::wire::{self, Frame, Refusal, WireError, WriteHead};
+use crate::agent::wire::{self, Refusal};
 use crate::engine::Op;
+use crate::engine::session::{Handover, Session};
 use crate::error::{Cause, Error, ErrorKind};
-use crate::ids::{OpId, PeerId};
-use crate::mem::iovec::{Held, RawVectors};
-use crate::mem::span::SlotRun;
+use crate::ids::PeerId;
+use crate::mem::iovec::RawVectors;
 use crate::stall::StallCause;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::visibility::Visibility;
-
-/// Code of a refusal whose reason the engine gave.
-const REFUSED_BY_ENGINE: u16 = 16;
-/// Code of a refusal because the lengths do not fit.
-const REFUSED_LENGTH: u16 = 17;
 
 /// Bytes that each direction of a socket may hold. Over loopback the buffers that the kernel grows by
 /// itself leave the caches: 2.3 GB/s against 3.8 with this length (8,448-byte slots, two cores). A host
@@ -71,7 +74,7 @@ pub(crate) fn tune(socket: impl std::os::fd::AsFd) -> Result<(), Error> {
     set(sockopt::set_tcp_keepcnt(&socket, 6))
 }
 
-/// A connection to one peer.
+/// A session with one peer, over one connection after the other.
 pub(crate) struct TcpLink {
     shared: Arc<Shared>,
     receiver: Receiver,
@@ -79,24 +82,89 @@ pub(crate) struct TcpLink {
     reader: Mutex<Option<FrameReader>>,
 }
 
-struct Shared {
-    channel: Channel,
+pub(crate) struct Shared {
+    session: Session<Arc<Channel>, Item, Refusal>,
+    handover: Handover<Next>,
+    /// Without them the session ends with its first connection.
+    terms: Option<Terms>,
+    /// Raised when the link is closed.
+    stop: StopSignal,
     reads: Reads,
     /// Of the answers to reads of the peer.
     served_bytes: AtomicU64,
+    is_closed_here: AtomicBool,
     /// The receive thread will not touch memory again.
     is_past: AtomicBool,
+    /// For answers that the sending thread finds; from the start to the end.
+    ears: Mutex<Option<(PeerId, Arc<dyn LinkEvents>)>>,
+}
+
+/// What has a number, and is kept until the peer has handled it. The memory of a write is kept by the engine until
+/// it hears of the end (I-21).
+#[derive(Clone)]
+enum Item {
+    Write(Arc<PostedOp>),
+    Message(Arc<[u8]>),
+}
+
+/// Tells the engine that an item was handled.
+#[derive(Clone, Copy)]
+struct Told<'a> {
+    peer: PeerId,
+    events: &'a dyn LinkEvents,
+}
+
+impl Told<'_> {
+    fn tell(&self, item: Item, refusal: Option<Refusal>) {
+        let Self { peer, events } = *self;
+        match (item, refusal) {
+            (Item::Message(frame), _) => events.acknowledged(peer, 1, frame.len()),
+            (Item::Write(op), None) => {
+                events.completed(peer, op.id, Ok(Visibility::RemoteVisible));
+            }
+            (Item::Write(op), Some(Refusal { reason, .. })) => {
+                events.settled(peer, op.id);
+                events.completed(peer, op.id, Err(ErrorKind::Refused { reason }.into()));
+            }
+        }
+    }
 }
 
 impl TcpLink {
-    /// A link over a connection whose handshake is done.
-    pub(crate) fn new(channel: Channel, reader: FrameReader) -> Self {
+    /// Over a connection that is all there is, and whose handshake is done.
+    pub(super) fn alone(channel: Channel, stop: StopSignal, reader: FrameReader) -> Arc<dyn Link> {
+        Arc::new(Self::new(channel, stop, reader, None))
+    }
+
+    /// Over the first connection of a session.
+    pub(super) fn in_session(
+        channel: Channel,
+        stop: StopSignal,
+        reader: FrameReader,
+        terms: Terms,
+    ) -> Arc<dyn Link> {
+        let waits = terms
+            .waits_as()
+            .map(|session| (session, terms.desk.clone()));
+        let link = Self::new(channel, stop, reader, Some(terms));
+        if let Some((session, desk)) = waits {
+            desk.enter(session, Arc::downgrade(&link.shared));
+        }
+        Arc::new(link)
+    }
+
+    fn new(channel: Channel, stop: StopSignal, reader: FrameReader, terms: Option<Terms>) -> Self {
         Self {
             shared: Arc::new(Shared {
-                channel,
+                session: Session::new(Arc::new(channel)),
+                handover: Handover::new(),
+                terms,
+                stop,
                 reads: Reads::new(),
                 served_bytes: AtomicU64::new(0),
+                is_closed_here: AtomicBool::new(false),
                 is_past: AtomicBool::new(false),
+                ears: Mutex::new(None),
             }),
             receiver: Receiver::new(),
             reader: Mutex::new(Some(reader)),
@@ -104,53 +172,188 @@ impl TcpLink {
     }
 }
 
+/// The receive thread.
 impl Shared {
-    /// The receive thread.
     fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
-        let channel = &self.channel;
+        let mut progress = match &self.terms {
+            Some(terms) => terms.progress(),
+            None => Progress::new(u64::MAX, u64::MAX, u64::MAX),
+        };
+        let mut attempts = Attempts::default();
+        let end = loop {
+            let Some((number, channel)) = self.session.connection() else {
+                break None; // closed
+            };
+            let end = self.receive_on(
+                (number, &channel),
+                &mut reader,
+                &mut progress,
+                (peer, events),
+            );
+            if self.is_closed_here() {
+                break None; // `close` says goodbye, and seals it
+            }
+            // A worker that waits for the socket must not wait for a peer that is gone, and none sends over
+            // this connection behind the end of what it sends (I-21).
+            channel.stop.raise();
+            let terms = self.terms.as_ref();
+            let terms = terms.filter(|_| is_break(&end) && progress.is_complete());
+            if terms.is_none() {
+                channel.farewell(wire::append_bye); // so that the peer does not try again
+            }
+            channel.socket.shutdown();
+            channel.seal();
+            let Some(terms) = terms.filter(|_| !self.is_closed_here()) else {
+                break Some(channel::cause(end));
+            };
+            self.session.suspend();
+            let cause = channel::cause(end);
+            events.suspended(peer, cause.clone());
+            let handled = progress.received.through();
+            attempts.note((handled, self.session.answered_through()));
+            match self.next_connection(terms, handled, &mut attempts) {
+                Ok(next) => match self.session.resume(next.channel, next.received) {
+                    Ok(Some(_)) => reader = next.reader,
+                    Ok(None) => break None,
+                    Err(wrong) => break Some(with(&cause, &format!("{wrong:?} items are told"))),
+                },
+                Err(why) => break why.map(|why| with(&cause, &why)),
+            }
+            events.resumed(peer);
+            // Whoever claimed the next connection meanwhile has not seen this one.
+            if self.handover.is_claimed()
+                && let Some((_, channel)) = self.session.connection()
+            {
+                give_up(&channel);
+            }
+        };
+        if !self.is_closed_here() {
+            self.end();
+        }
+        self.reads.settle();
+        self.is_past.store(true, Ordering::Release);
+        if let Some(cause) = end.filter(|_| !self.is_closed_here()) {
+            events.down(peer, cause, Quiesce::Proven);
+        }
+    }
+
+    fn receive_on(
+        &self,
+        (connection, channel): (u64, &Channel),
+        reader: &mut FrameReader,
+        progress: &mut Progress,
+        (peer, events): (PeerId, &dyn LinkEvents),
+    ) -> Result<(), StreamEnd> {
         let bounds = Bounds {
             writable: Some(channel),
             ..channel.bounds()
         };
+        if connection > 1 {
+            progress.repeat(channel);
+        }
         let mut incoming = Incoming {
+            shared: self,
+            connection,
             channel,
-            reads: &self.reads,
+            progress,
             bounds,
             peer,
             events,
             vectors: RawVectors::new(),
             refused: None,
-            applied: None,
+            applied_slots: 0,
         };
-        let end = channel::receive(channel, &mut reader, bounds, (peer, events), &mut incoming);
-        drop(incoming);
-        self.reads.settle();
-        self.is_past.store(true, Ordering::Release);
-        let was_closed_here = channel.is_closed_here();
-        // A worker that waits for the socket must not wait for a peer that is gone.
-        channel.stop.raise();
-        channel.socket.shutdown();
-        if !was_closed_here {
-            events.down(peer, channel::cause(end), Quiesce::Proven);
+        channel::receive(channel, reader, bounds, (peer, events), &mut incoming)
+    }
+
+    /// No connection is taken and nothing is sent from here on. Gives back the last one.
+    fn end(&self) -> Option<Arc<Channel>> {
+        let last = self.session.close();
+        self.handover.close();
+        if let Some(terms) = &self.terms {
+            terms.leave();
         }
+        *self.ears.lock() = None;
+        last
+    }
+
+    fn is_closed_here(&self) -> bool {
+        self.is_closed_here.load(Ordering::Acquire)
     }
 }
 
+/// Whether another connection may go on where this one has ended: the peer has not said goodbye, and what ended it
+/// may be the fault of what lies between. A frame that is whole and means nothing is the peer's own.
+fn is_break(end: &Result<(), StreamEnd>) -> bool {
+    match end {
+        Ok(()) => false,
+        Err(StreamEnd::Wire(error)) => error.may_be_noise(),
+        Err(_) => true,
+    }
+}
+
+/// The cause of a break, and why it was the end.
+fn with(cause: &Cause, why: &str) -> Cause {
+    Cause::PeerLost {
+        reason: match cause {
+            Cause::PeerLost { reason } => format!("{reason}; {why}"),
+            cause => format!("{cause}; {why}"),
+        },
+    }
+}
+
+/// Whoever has the turn.
 impl Shared {
-    fn write(&self, op: &PostedOp) -> Result<Posted, Error> {
-        if let Some(arrival) = &op.arrival {
-            wire::check_arrival(arrival)?;
-        }
-        op.landing.begun_to(0);
-        let mut sender = self.channel.sender()?;
+    /// Takes an item in and sends what is to be sent.
+    fn push(&self, item: Item) -> Result<(), Error> {
+        self.session.push(item).ok_or(ErrorKind::Closed)?;
+        self.pump();
+        Ok(())
+    }
+
+    fn pump(&self) {
+        let send =
+            |(_, channel): (u64, &Arc<Channel>), number: u64, item: &Item, is_again: bool| {
+                if is_again && let Some((peer, events)) = self.ears() {
+                    let op = match item {
+                        Item::Write(op) => Some(op.id),
+                        Item::Message(_) => None,
+                    };
+                    events.sent_again(peer, op);
+                }
+                let sent = match item {
+                    Item::Write(op) => self.write(channel, number, op),
+                    Item::Message(frame) => {
+                        channel.send(|words| wire::append_numbered(words, number, frame))
+                    }
+                };
+                sent.inspect_err(|_| give_up(channel)).is_ok()
+            };
+        self.session.pump(send, |item, refusal| {
+            if let Some((peer, events)) = self.ears() {
+                Told {
+                    peer,
+                    events: &*events,
+                }
+                .tell(item, refusal);
+            }
+        });
+    }
+
+    fn ears(&self) -> Option<(PeerId, Arc<dyn LinkEvents>)> {
+        self.ears.lock().clone()
+    }
+
+    fn write(&self, channel: &Channel, number: u64, op: &PostedOp) -> Result<(), Error> {
+        let mut sender = channel.sender()?;
         let mut parts = Parts::new(op.runs.clone());
         while let Some(part) = parts.next() {
-            op.landing.begun_to(part.slots.end);
+            op.landing.begun_again_to(part.slots.end);
             let arrival = op.arrival.as_ref().filter(|_| part.is_last);
             let frame = |words: &mut Vec<u8>| {
                 wire::append_write(
                     words,
-                    op.id,
+                    number,
                     part.is_last,
                     part.payload_bytes,
                     part.remote,
@@ -159,31 +362,69 @@ impl Shared {
             };
             sender.send_payload(frame, op, part.local, |bytes| op.landing.moved(bytes))?;
         }
-        Ok(Posted::Pending)
+        Ok(())
     }
 
-    fn read(&self, op: &PostedOp) -> Result<Posted, Error> {
-        op.landing.begun_to(0);
-        let mut sender = self.channel.sender()?;
-        self.reads.add(op);
+    /// The operation of a write that was not answered yet.
+    fn write_of(&self, number: u64) -> Option<crate::ids::OpId> {
+        match self.session.item(number)? {
+            Item::Write(op) => Some(op.id),
+            Item::Message(_) => None,
+        }
+    }
+
+    /// Sends requests for what was not asked for, or only over a former connection.
+    fn ask(&self) {
+        let Some((connection, channel)) = self.session.connection() else {
+            return; // asked for when there is another one
+        };
+        let send = |words: &mut Vec<u8>| {
+            let sent = channel.send(|out| out.append(words));
+            sent.inspect_err(|_| give_up(&channel)).is_ok()
+        };
         let mut words = Vec::new();
-        while self.reads.ask(&mut words) {
-            if sender.send(|out| out.append(&mut words)).is_err() {
-                // Bytes may come for what was asked, so this is no end of the operation: the end of the
-                // connection is, once the receive thread is past it.
-                self.channel.stop.raise();
-                self.channel.socket.shutdown();
-                break;
+        let again = self.reads.ask_again(connection, &mut words);
+        if let Some((peer, events)) = self.ears().filter(|_| !again.is_empty()) {
+            again
+                .into_iter()
+                .for_each(|op| events.sent_again(peer, Some(op)));
+        }
+        if !words.is_empty() && !send(&mut words) {
+            return;
+        }
+        while self.reads.ask(connection, &mut words) {
+            if !send(&mut words) {
+                return;
             }
         }
-        Ok(Posted::Pending)
     }
+
+    /// A frame that is not kept: where there is no connection, or none any more, nobody gets it.
+    fn send_if_up(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Error> {
+        match self.session.connection() {
+            Some((_, channel)) => {
+                if channel.send(frame).is_err() {
+                    give_up(&channel);
+                }
+                Ok(())
+            }
+            None if self.session.is_closed() => Err(ErrorKind::Closed.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Has the receive thread find the end of a connection that took no more.
+fn give_up(channel: &Channel) {
+    channel.stop.raise();
+    channel.socket.shutdown();
 }
 
 impl Link for TcpLink {
     fn start(&self, peer: PeerId, events: Arc<dyn LinkEvents>) -> Result<(), Error> {
         let reader = self.reader.lock().take().ok_or(ErrorKind::Closed)?;
         let shared = Arc::clone(&self.shared);
+        *shared.ears.lock() = Some((peer, events.clone()));
         self.receiver.start(format!("kvgate-tcp-{peer}"), move || {
             shared.receive(reader, peer, &*events);
         })
@@ -203,54 +444,86 @@ impl Link for TcpLink {
     }
 
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
+        op.landing.begun_to(0);
         match op.op {
-            Op::Write => self.shared.write(op),
-            Op::Read => self.shared.read(op),
+            Op::Write => {
+                if let Some(arrival) = &op.arrival {
+                    wire::check_arrival(arrival)?;
+                }
+                self.shared.push(Item::Write(Arc::new(op.clone())))?;
+            }
+            Op::Read => {
+                if self.shared.session.is_closed() {
+                    return Err(ErrorKind::Closed.into());
+                }
+                self.shared.reads.add(op);
+                self.shared.ask();
+            }
         }
+        Ok(Posted::Pending)
     }
 
     fn serve(&self, request: &ReadRequest, source: Result<Resolved, Error>) -> Result<(), Error> {
-        let mut sender = self.shared.channel.sender()?;
+        let shared = &self.shared;
+        let connection = shared.session.connection();
+        // Over another connection it is asked for again.
+        let Some((_, channel)) = connection.filter(|(number, _)| *number == request.connection)
+        else {
+            return Ok(());
+        };
         let checked = source
             .map_err(|error| refused_by_engine(&error))
             .and_then(|source| {
                 check_length(&source, request.payload_bytes)?;
                 Ok(source)
             });
-        match checked {
+        let served = channel.sender().and_then(|mut sender| match checked {
             Ok(source) => {
                 let head = |words: &mut Vec<u8>| {
                     wire::append_data(words, request.id, request.payload_bytes);
                 };
-                let served = &self.shared.served_bytes;
+                let served = &shared.served_bytes;
                 let moved = |bytes| _ = served.fetch_add(bytes, Ordering::Relaxed);
                 sender.send_payload(head, &source, &source.runs, moved)
             }
             Err(refusal) => sender.send(|words| wire::append_no_data(words, request.id, &refusal)),
+        });
+        if served.is_err() {
+            give_up(&channel);
         }
+        Ok(())
     }
 
     fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
         wire::check_arrival(arrival)?;
-        let frame = |words: &mut Vec<u8>| wire::append_arrival(words, level, arrival);
-        self.shared.channel.send(frame)
+        self.shared
+            .send_if_up(|words| wire::append_arrival(words, level, arrival))
     }
 
     fn send(&self, message: &[u8]) -> Result<(), Error> {
         wire::check_message(message)?;
-        let frame = |words: &mut Vec<u8>| wire::append_message(words, message);
-        self.shared.channel.send(frame)
+        self.shared.push(Item::Message(message.into()))
     }
 
     fn send_progress(&self, counter: u64) -> Result<(), Error> {
-        let frame = |words: &mut Vec<u8>| wire::append_progress(words, counter);
-        self.shared.channel.send(frame)
+        self.shared
+            .send_if_up(|words| wire::append_progress(words, counter))
+    }
+
+    fn keeps_messages(&self) -> bool {
+        self.shared.terms.is_some()
+    }
+
+    fn go_on(&self) {
+        self.shared.pump();
+        self.shared.ask();
     }
 
     fn stalled_on(&self, _op: &PostedOp) -> StallCause {
-        match self.shared.channel.takes_bytes() {
-            true => StallCause::NotAnswered,
-            false => StallCause::SocketFull,
+        match self.shared.session.connection() {
+            None => StallCause::Suspended,
+            Some((_, channel)) if channel.takes_bytes() => StallCause::NotAnswered,
+            Some(_) => StallCause::SocketFull,
         }
     }
 
@@ -267,13 +540,17 @@ impl Link for TcpLink {
     }
 
     fn close(&self) {
-        let channel = &self.shared.channel;
-        channel.close();
-        channel.farewell(wire::append_bye);
-        channel.socket.shutdown();
+        let shared = &self.shared;
+        shared.is_closed_here.store(true, Ordering::Release);
+        shared.stop.raise();
+        if let Some(channel) = shared.end() {
+            channel.close();
+            channel.farewell(wire::append_bye);
+            channel.socket.shutdown();
+        }
         if self.receiver.is_current() {
             // An event is told between two frames, and after the signal none is read.
-            self.shared.is_past.store(true, Ordering::Release);
+            shared.is_past.store(true, Ordering::Release);
         }
         self.receiver.join();
     }
@@ -282,213 +559,5 @@ impl Link for TcpLink {
 impl Drop for TcpLink {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-fn refused_by_engine(error: &Error) -> Refusal {
-    Refusal {
-        code: REFUSED_BY_ENGINE,
-        reason: error.to_string(),
-    }
-}
-
-/// Whether the slots hold as many bytes as the peer says.
-fn check_length(resolved: &Resolved, payload_bytes: u64) -> Result<(), Refusal> {
-    let sum = |total: u64, run: &SlotRun| total.saturating_add(run.payload_bytes());
-    let slots_bytes = resolved.runs.iter().fold(0, sum);
-    if slots_bytes == payload_bytes {
-        return Ok(());
-    }
-    Err(Refusal {
-        code: REFUSED_LENGTH,
-        reason: format!("{payload_bytes} bytes of payload for slots of {slots_bytes} bytes"),
-    })
-}
-
-/// What the receive thread does with the peer's operations, and with the answers to ours.
-struct Incoming<'a> {
-    channel: &'a Channel,
-    reads: &'a Reads,
-    bounds: Bounds<'a>,
-    peer: PeerId,
-    events: &'a dyn LinkEvents,
-    vectors: RawVectors,
-    /// A write of which a part was refused: its other parts are not applied either.
-    refused: Option<(OpId, Refusal)>,
-    /// A write of which parts were applied and others are to come, and the slots of those parts.
-    applied: Option<(OpId, u64)>,
-}
-
-impl Reception for Incoming<'_> {
-    fn frame(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd> {
-        match frame {
-            Frame::Write(head) => self.write(head, reader),
-            Frame::Ack { op, level } => {
-                self.events.completed(self.peer, op, Ok(level));
-                Ok(())
-            }
-            Frame::Landed { op, slot_count } => {
-                self.events.landed(self.peer, op, 0..slot_count);
-                Ok(())
-            }
-            Frame::Nack { op, refusal } => {
-                // Every part that was applied has been told before, on the same stream.
-                self.events.settled(self.peer, op);
-                self.failed(op, refusal);
-                Ok(())
-            }
-            Frame::Read(request) => {
-                let request_id = request.id;
-                match self.events.asked(self.peer, request) {
-                    true => Ok(()),
-                    false => Err(bad_value("read beyond the window", request_id)),
-                }
-            }
-            Frame::Data {
-                request,
-                payload_bytes,
-            } => self.data(request, payload_bytes, reader),
-            Frame::NoData { request, refusal } => {
-                let asked = self.reads.take(request);
-                let asked = asked.ok_or_else(|| bad_value("answer without a request", request))?;
-                self.answered(asked.op, Err(refusal));
-                Ok(())
-            }
-            other => Err(misplaced(&other)),
-        }
-    }
-}
-
-fn bad_value(field: &'static str, value: u64) -> StreamEnd {
-    StreamEnd::Wire(WireError::BadValue { field, value })
-}
-
-impl Incoming<'_> {
-    fn write(&mut self, head: WriteHead, reader: &mut FrameReader) -> Result<(), StreamEnd> {
-        if self.refused.as_ref().is_some_and(|(op, _)| *op != head.op) {
-            self.refused = None; // that operation was cut off by its sender
-        }
-        if self.refused.is_none() {
-            match self.resolve(&head) {
-                Ok(resolved) => self.apply(&resolved, &resolved.runs, reader, |_| {})?,
-                Err(refusal) => self.refused = Some((head.op, refusal)),
-            }
-        }
-        if self.refused.is_some() {
-            reader.discard(head.payload_bytes, &self.channel.socket, self.bounds)?;
-        }
-        if !head.is_last {
-            self.tell_applied(&head);
-            return Ok(());
-        }
-        self.applied = None;
-        if let Some((op, refusal)) = self.refused.take() {
-            self.channel
-                .answer(|words| wire::append_nack(words, op, &refusal));
-            return Ok(());
-        }
-        let level = Visibility::RemoteVisible;
-        if let Some(arrival) = head.arrival {
-            self.events.arrived(self.peer, arrival, level);
-        }
-        self.channel
-            .answer(|words| wire::append_ack(words, head.op, level));
-        Ok(())
-    }
-
-    /// Tells how much of a write has landed, part by part.
-    fn tell_applied(&mut self, head: &WriteHead) {
-        if self.refused.is_some() {
-            return;
-        }
-        let before = self.applied.filter(|(op, _)| *op == head.op);
-        let before = before.map_or(0, |(_, slot_count)| slot_count);
-        let in_part = head.runs.iter().map(|run| u64::from(run.slot_count));
-        let slot_count = in_part.fold(before, u64::saturating_add);
-        self.applied = Some((head.op, slot_count));
-        self.channel
-            .answer(|words| wire::append_landed(words, head.op, slot_count));
-    }
-
-    /// Every run, checked by the engine, before the first byte of payload is read.
-    fn resolve(&self, head: &WriteHead) -> Result<Resolved, Refusal> {
-        let resolved = self.events.resolve(self.peer, &head.runs);
-        let resolved = resolved.map_err(|error| refused_by_engine(&error))?;
-        check_length(&resolved, head.payload_bytes)?;
-        Ok(resolved)
-    }
-
-    /// The bytes of a part of a read of ours.
-    fn data(
-        &mut self,
-        request: u64,
-        payload_bytes: u64,
-        reader: &mut FrameReader,
-    ) -> Result<(), StreamEnd> {
-        let asked = self.reads.take(request);
-        let asked = asked.ok_or_else(|| bad_value("answer without a request", request))?;
-        if asked.payload_bytes != payload_bytes {
-            return Err(bad_value("payload_bytes", payload_bytes));
-        }
-        let moved = |bytes| asked.landing.moved(bytes);
-        self.apply(&asked, &asked.local, reader, moved)?;
-        asked.landing.landed(asked.slots);
-        self.answered(asked.op, Ok(()));
-        Ok(())
-    }
-
-    /// A part of a read of ours is over; asks for what has room now.
-    fn answered(&self, op: OpId, answer: Result<(), Refusal>) {
-        match self.reads.answered(op, answer) {
-            Some(Ok(())) => {
-                let level = Visibility::RemoteVisible;
-                self.events.completed(self.peer, op, Ok(level));
-            }
-            Some(Err(refusal)) => {
-                self.events.settled(self.peer, op);
-                self.failed(op, refusal);
-            }
-            None => {}
-        }
-        let mut words = Vec::new();
-        while self.reads.ask(&mut words) {
-            self.channel.answer(|out| out.append(&mut words));
-        }
-    }
-
-    fn failed(&self, op: OpId, refusal: Refusal) {
-        let reason = refusal.reason;
-        let error = ErrorKind::Refused { reason }.into();
-        self.events.completed(self.peer, op, Err(error));
-    }
-
-    /// Reads payload into slots that `held_by` keeps; `moved` hears how many bytes have come.
-    fn apply(
-        &mut self,
-        held_by: &impl Held,
-        runs: &[SlotRun],
-        reader: &mut FrameReader,
-        moved: impl Fn(u64),
-    ) -> Result<(), StreamEnd> {
-        let mut payload = self.vectors.scatter(held_by, runs);
-        let ahead = payload.copy_from(reader.ahead());
-        reader.consume(ahead);
-        moved(ahead as u64);
-        let socket = &self.channel.socket;
-        while payload.left_bytes() > 0 {
-            if self.bounds.is_stopped() {
-                return Err(StreamEnd::Stopped);
-            }
-            match payload.receive(socket) {
-                Ok(0) => return Err(StreamEnd::Cut),
-                Ok(count) => moved(count as u64),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    socket.wait(PollFlags::IN, self.bounds)?;
-                }
-                Err(errno) => return Err(StreamEnd::Io(errno)),
-            }
-        }
-        Ok(())
     }
 }

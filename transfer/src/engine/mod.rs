@@ -19,6 +19,8 @@ pub(crate) mod regions;
 #[cfg(all(test, not(kv_loom)))]
 #[allow(clippy::unwrap_used)]
 mod seam_tests;
+#[allow(unreachable_pub)] // Reachable for the models.
+pub mod session;
 mod shutdown;
 pub(crate) mod stalls;
 mod status;
@@ -35,7 +37,12 @@ pub use prepared::PreparedTransfer;
 pub use quiesce::{FlightLedger, Outstanding, Quiesced, Unquiet};
 pub use shutdown::ShutdownReport;
 
-use self::{flight::Flight, peer::Peer, queue::Queue, regions::RegionTable};
+use self::{
+    flight::Flight,
+    peer::Peer,
+    queue::{FrameLimits, Queue},
+    regions::RegionTable,
+};
 use crate::{
     agent::{
         events::{AgentEvent, EventQueue},
@@ -71,6 +78,9 @@ pub(crate) struct Engine {
     pub(crate) auth_token: Option<Vec<u8>>,
     #[cfg(all(feature = "one-sided", not(kv_loom)))]
     pub(crate) one_sided: crate::config::OneSided,
+    /// Where sessions wait for their connectors, if any outlives its connection.
+    #[cfg(not(kv_loom))]
+    pub(crate) desk: Option<Arc<crate::backend::tcp::session::Desk>>,
     pub(crate) counters: CounterCells,
     pub(crate) regions: RegionTable,
     pub(crate) flights: Mutex<BTreeMap<Epoch, Arc<Flight>>>,
@@ -136,7 +146,11 @@ pub(crate) struct EngineParts {
 impl Engine {
     pub(crate) fn new(parts: EngineParts) -> Arc<Self> {
         let events = EventQueue::new(parts.config.event_capacity);
+        #[cfg(not(kv_loom))]
+        let desk = crate::backend::tcp::session::Desk::new(&parts.config);
         Arc::new(Self {
+            #[cfg(not(kv_loom))]
+            desk,
             name: parts.name,
             incarnation: parts.incarnation,
             config: parts.config,
@@ -221,7 +235,12 @@ impl Engine {
                 return Err(ErrorKind::Closed.into());
             };
             let id = PeerId(number);
-            let queue = Queue::new(id, this.config.queue_capacity, this.config.message_capacity);
+            let frames = FrameLimits {
+                capacity: this.config.message_capacity,
+                bytes: this.config.message_bytes,
+                are_kept: link.keeps_messages(),
+            };
+            let queue = Queue::with_frames(id, this.config.queue_capacity, frames);
             let peer = Arc::new(Peer::new(id, remote, link, queue));
             peers.by_id.insert(id, peer.clone());
             peer

@@ -1,6 +1,7 @@
 //! One connection to one incarnation of a peer.
 //!
-//! A reconnected or restarted peer is another `Peer` with another number; the old one can only drain (I-14).
+//! It may be a row of connections, one after the other, to the same life of the peer (`session.rs`). A peer that is
+//! connected anew, or restarted, is another `Peer` with another number; the old one can only drain (I-14).
 //!
 //! **What is protected by what.** `in_flight` guards the operations that the link has, and whether the
 //! connection has ended; `regions` guards the peer's registrations and how many of our operations touch
@@ -37,6 +38,8 @@ pub(crate) struct Peer {
     in_flight: Mutex<InFlight>,
     regions: Arc<RemoteRegions>,
     last_progress: Mutex<Instant>,
+    /// Why the connection has broken, while there is no other one.
+    suspended: Mutex<Option<Cause>>,
     /// Items that the worker has taken.
     steps: AtomicU64,
     /// Set with `in_flight.down`, for whoever holds another lock.
@@ -111,6 +114,7 @@ impl Peer {
             queue,
             metadata,
             last_progress: Mutex::new(Instant::now()),
+            suspended: Mutex::new(None),
             steps: AtomicU64::new(0),
             is_down: AtomicBool::new(false),
         }
@@ -156,6 +160,16 @@ impl Peer {
 
     pub(crate) fn last_progress(&self) -> Instant {
         *self.last_progress.lock()
+    }
+
+    /// The connection has broken, or there is one again.
+    pub(crate) fn suspend(&self, cause: Option<Cause>) {
+        *self.suspended.lock() = cause;
+    }
+
+    /// Why there is no connection, while another one may come.
+    pub(crate) fn suspended(&self) -> Option<Cause> {
+        self.suspended.lock().clone()
     }
 
     /// The worker has taken an item.
@@ -264,6 +278,7 @@ impl Peer {
         }
         in_flight.down = Some((cause, quiesce));
         self.is_down.store(true, Ordering::Release);
+        *self.suspended.lock() = None;
         let all = std::mem::take(&mut in_flight.operations);
         let (executing, waiting): (BTreeMap<_, _>, BTreeMap<_, _>) =
             all.into_iter().partition(|(_, entry)| entry.is_executing);

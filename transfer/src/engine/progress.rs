@@ -66,6 +66,38 @@ impl LinkEvents for EngineEvents {
         self.0.touch(peer);
     }
 
+    fn suspended(&self, peer: PeerId, cause: Cause) {
+        if let Ok(peer) = self.0.peer(peer) {
+            self.0.suspend(&peer, cause);
+        }
+    }
+
+    fn resumed(&self, peer: PeerId) {
+        if let Ok(peer) = self.0.peer(peer) {
+            self.0.resume(&peer);
+        }
+    }
+
+    fn acknowledged(&self, peer: PeerId, message_count: usize, bytes: usize) {
+        if let Ok(peer) = self.0.peer(peer) {
+            peer.queue.frames_acknowledged(message_count, bytes as u64);
+        }
+    }
+
+    fn sent_again(&self, peer: PeerId, op: Option<OpId>) {
+        let counters = &self.0.counters;
+        let operation = op.and_then(|op| self.0.peer(peer).ok()?.in_flight(op));
+        add(&counters.retries, u64::from(op.is_some()));
+        let is_note = op.is_none() || operation.is_some_and(|op| op.is_announced());
+        add(&counters.notes_replayed, u64::from(is_note));
+        self.0.record(|| Event::SentAgain { peer, op });
+    }
+
+    fn repeated(&self, peer: PeerId) {
+        add(&self.0.counters.notes_duplicate, 1);
+        self.0.record(|| Event::Repeated { peer });
+    }
+
     fn down(&self, peer: PeerId, cause: Cause, quiesce: Quiesce) {
         if let Ok(peer) = self.0.peer(peer) {
             self.0.peer_down(&peer, cause, quiesce);
@@ -137,8 +169,7 @@ impl Engine {
             Some(true) => {}
             None => add(&self.counters.late_messages, 1),
             Some(false) => {
-                let reason = format!("{} events wait to be taken", self.config.event_capacity);
-                self.fail_peer(peer, Cause::Refused { reason });
+                self.fail_peer(peer, self.too_many_events());
             }
         }
     }
@@ -171,6 +202,37 @@ impl Engine {
             region = Some(core);
         }
         Ok(resolved)
+    }
+
+    /// A connection has broken, and its link tries to get another one: what is under way stays under way, and
+    /// nothing that the peer may touch is quiet.
+    fn suspend(&self, peer: &Arc<Peer>, cause: Cause) {
+        peer.queue.forget_requests();
+        peer.suspend(Some(cause.clone()));
+        self.record(|| Event::PeerSuspended {
+            peer: peer.id,
+            cause: cause.clone(),
+        });
+        let id = peer.id;
+        let event = AgentEvent::PeerSuspended { peer: id, cause };
+        if !self.events.update(|events| events.push(event)) {
+            self.fail_peer(peer, self.too_many_events());
+        }
+    }
+
+    fn resume(&self, peer: &Arc<Peer>) {
+        peer.suspend(None);
+        peer.touch();
+        add(&self.counters.reconnects, 1);
+        self.record(|| Event::PeerResumed { peer: peer.id });
+        let event = AgentEvent::PeerResumed { peer: peer.id };
+        self.events.update(|events| events.push_always(event));
+        peer.queue.push_go_on();
+    }
+
+    fn too_many_events(&self) -> Cause {
+        let reason = format!("{} events wait to be taken", self.config.event_capacity);
+        Cause::Refused { reason }
     }
 
     /// Ends a connection from this side.

@@ -37,6 +37,8 @@ pub(crate) enum Item {
     Progress(u64),
     /// The link was found broken by a thread that must not wait for its end.
     Broken(Cause),
+    /// The link goes on over another connection.
+    GoOn,
     /// A read of the peer.
     Request(ReadRequest),
     /// An arrival that no operation stands behind.
@@ -48,8 +50,18 @@ pub(crate) enum Item {
 pub(crate) struct Queue {
     peer: PeerId,
     op_capacity: usize,
-    frame_capacity: usize,
+    frames: FrameLimits,
     state: Waiters<State>,
+}
+
+/// How many control frames a queue takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameLimits {
+    pub(crate) capacity: usize,
+    /// The frame that reaches it is taken still.
+    pub(crate) bytes: u64,
+    /// A frame has its place until the peer has acknowledged it, not only until it was sent.
+    pub(crate) are_kept: bool,
 }
 
 #[derive(Debug, Default)]
@@ -59,14 +71,17 @@ struct State {
     op_count: usize,
     /// Those of the background among them.
     background_count: usize,
-    /// Frames queued.
+    /// Frames queued, and those that are kept.
     frame_count: usize,
+    frame_bytes: u64,
     /// Reads of the peer queued.
     request_count: usize,
     progress: Option<u64>,
     /// Operations that have their place, whoever has them now.
     known: BTreeMap<OpId, Arc<Operation>>,
     broken: Option<Cause>,
+    /// The link goes on over another connection.
+    goes_on: bool,
     /// Somebody has the turn.
     is_taken: bool,
     /// Threads that wait for a place, or for the end of everything.
@@ -90,11 +105,21 @@ pub(crate) struct OpSlot {
 }
 
 impl Queue {
+    #[cfg(test)]
     pub(crate) fn new(peer: PeerId, op_capacity: usize, frame_capacity: usize) -> Arc<Self> {
+        let frames = FrameLimits {
+            capacity: frame_capacity,
+            bytes: u64::MAX,
+            are_kept: false,
+        };
+        Self::with_frames(peer, op_capacity, frames)
+    }
+
+    pub(crate) fn with_frames(peer: PeerId, op_capacity: usize, frames: FrameLimits) -> Arc<Self> {
         Arc::new(Self {
             peer,
             op_capacity,
-            frame_capacity,
+            frames,
             state: Waiters::new(State::default()),
         })
     }
@@ -156,12 +181,12 @@ impl Queue {
     ) -> Option<(Arc<Operation>, Turn<'_>)> {
         self.state.with(|state| {
             let is_busy = state.is_taken || state.closed.is_some();
-            let is_urgent = state.progress.is_some() || state.broken.is_some();
+            let is_urgent = state.is_urgent();
             match state.items.front() {
                 Some(Item::Operation(operation)) if !is_busy && !is_urgent && may(operation) => {}
                 _ => return None,
             }
-            let Some(Item::Operation(operation)) = state.pop() else {
+            let Some(Item::Operation(operation)) = state.pop(self.frames.are_kept) else {
                 return None;
             };
             Some((operation, self.take(state)))
@@ -197,20 +222,41 @@ impl Queue {
     /// Appends a control frame.
     pub(crate) fn push_frame(&self, frame: Vec<u8>) -> Result<(), Error> {
         self.push(|state| {
-            if state.frame_count >= self.frame_capacity {
-                return Err(self.full(self.frame_capacity));
+            let limits = &self.frames;
+            if state.frame_count >= limits.capacity || state.frame_bytes >= limits.bytes {
+                return Err(self.full(limits.capacity));
             }
-            state.frame_count += 1;
-            state.items.push(Item::Frame(frame), Priority::Foreground);
+            state.push_frame(frame);
             Ok(())
         })
+    }
+
+    /// The peer has so many more of the frames that are kept.
+    pub(crate) fn frames_acknowledged(&self, count: usize, bytes: u64) {
+        self.state.with(|state| state.release_frames(count, bytes));
+    }
+
+    /// Asks to go on over another connection, before anything else.
+    pub(crate) fn push_go_on(&self) {
+        // A closed queue has nothing to go on with.
+        let _ = self.push(|state| {
+            state.goes_on = true;
+            Ok(())
+        });
+    }
+
+    /// Drops the reads of the peer that wait: they are asked for again over another connection.
+    pub(crate) fn forget_requests(&self) {
+        self.state.with(|state| {
+            state.request_count = 0;
+            state.items.retain(|item| !matches!(item, Item::Request(_)));
+        });
     }
 
     /// Appends a control frame of the engine itself; there are at most a few per region, so no bound.
     pub(crate) fn push_engine_frame(&self, frame: Vec<u8>) -> Result<(), Error> {
         self.push(|state| {
-            state.frame_count += 1;
-            state.items.push(Item::Frame(frame), Priority::Foreground);
+            state.push_frame(frame);
             Ok(())
         })
     }
@@ -282,7 +328,7 @@ impl Queue {
             if state.is_taken {
                 return None;
             }
-            let item = state.pop()?;
+            let item = state.pop(self.frames.are_kept)?;
             state.is_taken = true;
             Some(Some(item))
         });
@@ -294,7 +340,7 @@ impl Queue {
     pub(crate) fn try_next(&self) -> Option<Item> {
         self.state.with(|state| match state.closed {
             Some(_) => None,
-            None => state.pop(),
+            None => state.pop(self.frames.are_kept),
         })
     }
 
@@ -303,7 +349,9 @@ impl Queue {
         self.state.update(|state| {
             state.closed.get_or_insert(cause);
             state.progress = None;
+            state.goes_on = false;
             state.frame_count = 0;
+            state.frame_bytes = 0;
             state.request_count = 0;
             state.items.take_all()
         })
@@ -357,22 +405,41 @@ impl State {
     }
 
     fn has_work(&self) -> bool {
-        let is_urgent = self.progress.is_some() || self.broken.is_some();
-        is_urgent || !self.items.is_empty()
+        self.is_urgent() || !self.items.is_empty()
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.progress.is_some() || self.broken.is_some() || self.goes_on
+    }
+
+    fn push_frame(&mut self, frame: Vec<u8>) {
+        self.frame_count += 1;
+        self.frame_bytes += frame.len() as u64;
+        self.items.push(Item::Frame(frame), Priority::Foreground);
+    }
+
+    fn release_frames(&mut self, count: usize, bytes: u64) {
+        // A queue that was closed meanwhile has none.
+        self.frame_count = self.frame_count.saturating_sub(count);
+        self.frame_bytes = self.frame_bytes.saturating_sub(bytes);
     }
 
     /// Progress goes first: it must not wait behind a long queue.
-    fn pop(&mut self) -> Option<Item> {
+    fn pop(&mut self, keeps_frames: bool) -> Option<Item> {
         if let Some(cause) = self.broken.take() {
             return Some(Item::Broken(cause));
+        }
+        // What was sent before goes before what was not.
+        if std::mem::take(&mut self.goes_on) {
+            return Some(Item::GoOn);
         }
         if let Some(counter) = self.progress.take() {
             return Some(Item::Progress(counter));
         }
         let item = self.items.pop()?;
-        match item {
-            Item::Frame(_) => self.frame_count -= 1,
-            Item::Request(_) => self.request_count -= 1,
+        match &item {
+            Item::Frame(frame) if !keeps_frames => self.release_frames(1, frame.len() as u64),
+            Item::Request(_) => self.request_count = self.request_count.saturating_sub(1),
             _ => {}
         }
         Some(item)
@@ -419,144 +486,4 @@ impl Drop for Turn<'_> {
 
 #[cfg(all(test, not(kv_loom)))]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use crate::priority::TURNS;
-
-    #[test]
-    fn a_full_queue_is_retryable_and_a_freed_place_is_taken() {
-        let queue = Queue::new(PeerId(1), 1, 1);
-        let slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
-        let error = Queue::reserve(&queue, Priority::Foreground).unwrap_err();
-        assert!(error.is_retryable(), "{error}");
-        assert!(
-            Queue::reserve_within(&queue, Priority::Foreground, Deadline::after_ms(1)).is_err()
-        );
-        drop(slot);
-        let _slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
-    }
-
-    #[test]
-    fn closing_wakes_whoever_waits_for_room_and_the_worker() {
-        let queue = Queue::new(PeerId(1), 1, 1);
-        let _slot = Queue::reserve(&queue, Priority::Foreground).unwrap();
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                Queue::reserve_within(&queue, Priority::Foreground, Deadline::after_ms(60_000))
-                    .err()
-            });
-            let worker = scope.spawn(|| queue.next().is_none());
-            queue.close(Cause::Shutdown);
-            let error = waiter.join().unwrap().unwrap();
-            assert_eq!(
-                *error.kind(),
-                ErrorKind::PeerDown {
-                    peer: PeerId(1),
-                    cause: Cause::Shutdown
-                }
-            );
-            assert!(worker.join().unwrap());
-        });
-    }
-
-    #[test]
-    fn the_background_waits_for_the_foreground_but_not_for_ever() {
-        let queue = Queue::new(PeerId(1), 4, 64);
-        let background = Item::Frame(vec![0]);
-        queue.state.with(|state| {
-            state.frame_count += 1;
-            state.items.push(background, Priority::Background);
-        });
-        for number in 1..=TURNS + 2 {
-            queue.push_frame(vec![number as u8]).unwrap();
-        }
-        let order: Vec<u8> = std::iter::from_fn(|| queue.try_next())
-            .map(|item| match item {
-                Item::Frame(bytes) => bytes[0],
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        let turns = TURNS as u8;
-        let expected: Vec<u8> = (1..=turns).chain([0, turns + 1, turns + 2]).collect();
-        assert_eq!(order, expected);
-    }
-
-    #[test]
-    fn the_background_takes_half_of_the_places_at_most() {
-        let queue = Queue::new(PeerId(1), 4, 1);
-        let reserve = |priority| Queue::reserve(&queue, priority);
-        let held: Vec<_> = (0..2)
-            .map(|_| reserve(Priority::Background).unwrap())
-            .collect();
-        assert!(reserve(Priority::Background).unwrap_err().is_retryable());
-        let _others: Vec<_> = (0..2)
-            .map(|_| reserve(Priority::Foreground).unwrap())
-            .collect();
-        assert!(reserve(Priority::Foreground).is_err());
-        drop(held);
-        let _again = reserve(Priority::Background).unwrap();
-    }
-
-    #[test]
-    fn frames_are_bounded_and_progress_overtakes_them() {
-        let queue = Queue::new(PeerId(1), 1, 1);
-        queue.push_frame(vec![1]).unwrap();
-        assert!(queue.push_frame(vec![2]).unwrap_err().is_retryable());
-        queue.push_progress(1);
-        queue.push_progress(2);
-        assert!(matches!(queue.try_next(), Some(Item::Progress(2))));
-        assert!(matches!(queue.try_next(), Some(Item::Frame(f)) if f == [1]));
-        assert!(queue.try_next().is_none());
-    }
-
-    #[test]
-    fn the_turn_is_for_one_and_what_was_queued_first_goes_first() {
-        let queue = Queue::new(PeerId(1), 4, 4);
-        let turn = queue.try_turn().unwrap();
-        assert!(queue.try_turn().is_none(), "somebody has it");
-        queue.push_frame(vec![1]).unwrap();
-        std::thread::scope(|scope| {
-            // It sleeps while somebody has the turn, and is woken when it is given back.
-            let worker = scope.spawn(|| {
-                let (item, _turn) = queue.next().unwrap();
-                matches!(item, Item::Frame(frame) if frame == [1])
-            });
-            assert!(queue.try_turn().is_none());
-            drop(turn);
-            assert!(worker.join().unwrap());
-        });
-        drop(queue.try_turn().unwrap());
-        queue.push_frame(vec![2]).unwrap();
-        assert!(queue.try_turn().is_none(), "a frame is queued");
-        assert!(
-            queue.next_operation(|_| true).is_none(),
-            "a frame is for the worker"
-        );
-        queue.push_broken(Cause::Shutdown);
-        assert!(matches!(queue.try_next(), Some(Item::Broken(_))));
-        queue.close(Cause::Shutdown);
-        assert!(queue.try_turn().is_none());
-    }
-
-    #[test]
-    fn what_is_being_sent_has_not_been_sent() {
-        let queue = Queue::new(PeerId(1), 1, 1);
-        queue.push_frame(vec![1]).unwrap();
-        let (_, turn) = queue.next().unwrap();
-        assert!(!queue.wait_drained(Deadline::now()));
-        drop(turn);
-        assert!(queue.wait_drained(Deadline::now()));
-    }
-
-    #[test]
-    fn whoever_waits_for_the_end_of_everything_hears_of_the_last_frame() {
-        let queue = Queue::new(PeerId(1), 1, 1);
-        queue.push_frame(vec![1]).unwrap();
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| queue.wait_drained(Deadline::after_ms(60_000)));
-            let (_, turn) = queue.next().unwrap();
-            drop(turn);
-            assert!(waiter.join().unwrap());
-        });
-    }
-}
+mod tests;

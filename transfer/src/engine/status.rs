@@ -112,6 +112,7 @@ fn of_peer(peer: &Peer) -> PeerStatus {
         memories: peer.metadata.regions.iter().map(memory).collect(),
         last_progress_age_ms: age_ms(peer.last_progress()),
         down: peer.down().map(|(cause, _)| text(cause)),
+        suspended: peer.suspended().map(text),
     }
 }
 

@@ -82,8 +82,15 @@ impl Engine {
                 None => return,
             },
             Item::Broken(cause) => return self.fail_peer(peer, cause),
-            Item::Frame(frame) => peer.link.send(&frame),
+            Item::Frame(frame) => {
+                add(&self.counters.notes_sent, 1);
+                peer.link.send(&frame)
+            }
             Item::Progress(counter) => peer.link.send_progress(counter),
+            Item::GoOn => {
+                peer.link.go_on();
+                Ok(())
+            }
             // Checked now, not when it was asked: a revocation does not wait for what is queued.
             Item::Request(request) => {
                 let source = self.resolve(&request.runs);
@@ -153,6 +160,10 @@ impl Engine {
         }
         let posted = &operation.posted;
         posted.landing.begun();
+        add(
+            &self.counters.notes_sent,
+            u64::from(operation.is_announced()),
+        );
         let result = match peer.link.post(posted) {
             Ok(Posted::Pending) => self.announce(peer, &operation, None).err().map(Err),
             Ok(Posted::Done(level)) => {

@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     HalfClose,
     /// Nothing is handed on until [`Proxy::release`]; the sockets stay.
     Stop,
+    /// The connector reads the end; the listener's socket stays as it is, and hears nothing any more.
+    Abandon,
 }
 
 #[derive(Default)]
@@ -39,7 +41,7 @@ struct Lane {
     armed: Option<(usize, Fault)>,
     has_fallen: bool,
     is_stopped: bool,
-    /// Where this way ends; written under the lock of the proxy only.
+    /// Where this way of the current connection ends; written under the lock of the proxy only.
     sink: Option<TcpStream>,
     passed_bytes: u64,
 }
@@ -49,6 +51,12 @@ struct State {
     lanes: [Lane; 2],
     is_bytewise: bool,
     is_closing: bool,
+    /// Connections so far; faults fall on the last one.
+    connection_count: u64,
+    /// So many connections are closed as soon as they come.
+    turned_away: u64,
+    /// Listeners' ends of connections that were abandoned.
+    abandoned: Vec<TcpStream>,
 }
 
 #[derive(Default)]
@@ -67,21 +75,56 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Waits for one connection and carries it to `target`.
     pub(crate) fn new(target: SocketAddr) -> Self {
+        Self::with(target, 1)
+    }
+
+    /// Carries one connection after the other.
+    pub(crate) fn lasting(target: SocketAddr) -> Self {
+        Self::with(target, u64::MAX)
+    }
+
+    fn with(target: SocketAddr, most: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared::default());
         let carrier = shared.clone();
         let acceptor = std::thread::spawn(move || {
-            let (connector, _) = listener.accept().unwrap();
-            if !carrier.state.lock().unwrap().is_closing {
-                carrier.carry(connector, TcpStream::connect(target).unwrap());
+            let mut pumps = Vec::new();
+            for _ in 0..most {
+                let (connector, _) = listener.accept().unwrap();
+                {
+                    let mut state = carrier.state.lock().unwrap();
+                    if state.is_closing {
+                        break;
+                    }
+                    if state.turned_away > 0 {
+                        state.turned_away -= 1;
+                        continue;
+                    }
+                }
+                let Ok(listener) = TcpStream::connect(target) else {
+                    continue;
+                };
+                pumps.extend(Shared::carry(&carrier, connector, listener));
             }
+            drop(listener);
+            pumps.into_iter().for_each(|pump| pump.join().unwrap());
         });
         Self {
             address,
             shared,
             acceptor: Some(acceptor),
         }
+    }
+
+    /// The next `count` connections are closed as soon as they come.
+    pub(crate) fn turn_away(&self, count: u64) {
+        self.shared.state.lock().unwrap().turned_away = count;
+    }
+
+    /// Connections that were carried so far.
+    pub(crate) fn connection_count(&self) -> u64 {
+        self.shared.state.lock().unwrap().connection_count
     }
 
     /// From here on every byte is a segment of its own.
@@ -164,30 +207,43 @@ impl State {
                 let _ = sink.shutdown(Shutdown::Both);
             }
         }
+        for listener in self.abandoned.drain(..) {
+            let _ = listener.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn abandon(&mut self) {
+        let [to_listener, to_connector] = &mut self.lanes;
+        if let Some(connector) = &to_connector.sink {
+            let _ = connector.shutdown(Shutdown::Both);
+        }
+        self.abandoned.extend(to_listener.sink.take());
     }
 }
 
 impl Shared {
-    fn carry(&self, connector: TcpStream, listener: TcpStream) {
+    fn carry(this: &Arc<Self>, connector: TcpStream, listener: TcpStream) -> [JoinHandle<()>; 2] {
         for stream in [&connector, &listener] {
             stream.set_nodelay(true).unwrap();
         }
-        {
-            let mut state = self.state.lock().unwrap();
+        let number = {
+            let mut state = this.state.lock().unwrap();
             state.lanes[Way::ToListener as usize].sink = Some(listener.try_clone().unwrap());
             state.lanes[Way::ToConnector as usize].sink = Some(connector.try_clone().unwrap());
             if state.is_closing {
                 state.cut();
             }
-        }
-        std::thread::scope(|scope| {
-            scope.spawn(|| self.pump(Way::ToListener, connector));
-            scope.spawn(|| self.pump(Way::ToConnector, listener));
-        });
+            state.connection_count += 1;
+            state.connection_count
+        };
+        [(Way::ToListener, connector), (Way::ToConnector, listener)].map(|(way, from)| {
+            let shared = this.clone();
+            std::thread::spawn(move || shared.pump(way, from, number))
+        })
     }
 
     /// Carries bytes until one end closes; the end is handed on too.
-    fn pump(&self, way: Way, mut from: TcpStream) {
+    fn pump(&self, way: Way, mut from: TcpStream, number: u64) {
         let mut buffer = [0; 4096];
         loop {
             let read_bytes = match from.read(&mut buffer) {
@@ -196,19 +252,24 @@ impl Shared {
             };
             let mut rest = &buffer[..read_bytes];
             while !rest.is_empty() {
-                match self.hand_on(way, rest) {
+                match self.hand_on(way, rest, number) {
                     Some(count) => rest = &rest[count..],
                     None => return,
                 }
             }
         }
         let mut state = self.state.lock().unwrap();
-        state.lanes[way as usize].close();
+        if state.connection_count == number {
+            state.lanes[way as usize].close();
+        }
     }
 
     /// Hands on a part of `rest`, at least a byte, unless this way has ended.
-    fn hand_on(&self, way: Way, rest: &[u8]) -> Option<usize> {
+    fn hand_on(&self, way: Way, rest: &[u8], number: u64) -> Option<usize> {
         let mut state = self.lane_to_go(way);
+        if state.connection_count != number {
+            return None;
+        }
         let most = if state.is_bytewise { 1 } else { rest.len() };
         let lane = &mut state.lanes[way as usize];
         let count = most.min(lane.armed.map_or(most, |(left, _)| left));
@@ -228,6 +289,7 @@ impl Shared {
             Fault::Stop => lane.is_stopped = true,
             Fault::HalfClose => lane.close(),
             Fault::Cut => state.cut(),
+            Fault::Abandon => state.abandon(),
         }
         self.changed.notify_all();
         (fault == Fault::Stop && sent.is_ok()).then_some(count)

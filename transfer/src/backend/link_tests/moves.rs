@@ -194,7 +194,7 @@ fn a_closed_socket_of_a_living_process_proves_nothing() {
     stream.write_all(&words).unwrap();
     words.clear();
     wire::append_ring(&mut words, crate::mem::ring::RING_BYTES);
-    wire::append_ready(&mut words);
+    wire::append_ready(&mut words, None);
     let ring = crate::mem::ring::memory().unwrap();
     let socket = Socket::new(stream.try_clone().unwrap().into()).unwrap();
     let bounds = Bounds {

@@ -195,7 +195,7 @@ fn end_after(name: &str, answer: &[u8]) -> Quiesce {
     wire::append_hello(&mut words, &[1; 32], false);
     let metadata = Host::new("liar").introduction().metadata;
     wire::append_metadata(&mut words, &metadata.encode());
-    wire::append_ready(&mut words);
+    wire::append_ready(&mut words, None);
     stream.write_all(&words).unwrap();
     let link = here.await_established().link;
     link.start(PEER, here.clone()).unwrap();
@@ -268,7 +268,7 @@ fn parts_of_the_foreground_are_asked_for_first() {
         });
     }
     let mut asked = Vec::new();
-    while reads.ask(&mut words) {
+    while reads.ask(1, &mut words) {
         let request = asked.len() as u64;
         asked.push(reads.take(request).unwrap().op);
     }

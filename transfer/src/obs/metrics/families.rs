@@ -181,7 +181,7 @@ impl Families {
             notifications_sent as "notifications_sent": "Arrivals that peers were told of by the end of a write",
             notifications_received as "notifications_received": "Arrivals that came in, whatever they were worth",
             peers as "peers": "Connections that stand",
-            reconnects as "reconnects": "Connections to an incarnation that was connected before",
+            reconnects as "reconnects": "Connections that took the place of one that broke, or are to an incarnation that was connected before",
             peers_lost as "peers_lost": "Connections that have ended, and whether the peer is proven not to write any more",
             refused as "handshake_refused": "Connections that were refused, by what was wrong",
             source_not_ready as "source_not_ready": "Posts whose witness does not say that their source is complete",
@@ -223,6 +223,22 @@ pub(super) fn register_counters(registry: &mut Registry, counters: &Counters) {
     }
     let help = "Control messages that came in";
     registry.register("messages", help, messages);
+
+    let retries = Counter::<u64>::default();
+    retries.inc_by(counters.retries);
+    let help = "Operations that were sent again over another connection";
+    registry.register("retries", help, retries);
+
+    let notes = Family::<OfOutcome, Counter>::default();
+    for (outcome, count) in [
+        ("sent", counters.notes_sent),
+        ("replayed", counters.notes_replayed),
+        ("duplicate", counters.notes_duplicate),
+    ] {
+        notes.get_or_create(&OfOutcome { outcome }).inc_by(count);
+    }
+    let help = "Arrivals and messages: first sent, sent again, and come again and dropped";
+    registry.register("notifications", help, notes);
 
     let chunks = Counter::<u64>::default();
     chunks.inc_by(counters.landed);

@@ -136,6 +136,11 @@ impl Recorder for Metrics {
             Event::PeerDown {
                 peer, is_proven, ..
             } => self.peer_down(peer, is_proven),
+            Event::PeerResumed { peer } => {
+                if let Some(lane) = self.lane(peer) {
+                    lane.reconnects.inc();
+                }
+            }
             Event::ConnectionRefused { field } => {
                 self.families.refused(field).inc();
             }
