@@ -3,6 +3,7 @@
 #![cfg(kv_loom)]
 
 use kvgate_loom_tests::{Cell, model};
+use kvgate_transfer::attend::Sleeper;
 use kvgate_transfer::ring_model::ring;
 use kvgate_transfer::sync::{Arc, Condvar, Mutex, thread};
 
@@ -51,7 +52,7 @@ fn nobody_sleeps_beside_a_chunk() {
             thread::spawn(move || {
                 let (is_in, must_wake) = writer.put(b"chunk");
                 assert!(is_in);
-                if must_wake {
+                if must_wake.is_some() {
                     let mut rung = bell.0.lock();
                     *rung = true;
                     bell.1.notify_all();
@@ -59,7 +60,7 @@ fn nobody_sleeps_beside_a_chunk() {
             })
         };
         while reader.take().is_none() {
-            if reader.park() {
+            if reader.park(Sleeper::Owner) {
                 let mut rung = bell.0.lock();
                 while !*rung {
                     bell.1.wait(&mut rung);

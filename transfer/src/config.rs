@@ -25,7 +25,7 @@ pub struct TransferConfig {
     /// a thread that waits for their end.
     pub inline_bytes: u64,
     /// How long the receive thread of a connection to a process of this host looks for more after each frame
-    /// before it sleeps. Nothing on a host with two cores or fewer, where it would take one from somebody.
+    /// before it sleeps, and a thread that waits at a gate or for an event before that. Nothing on a host with two cores or fewer, where it would take one from somebody.
     pub spin_us: u64,
     /// How long an operation in flight may stand still before [`crate::Event::Stalled`] says so; 0: nobody looks.
     /// It is a report, and ends nothing.

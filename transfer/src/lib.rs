@@ -79,6 +79,13 @@
 compile_error!("kvgate-transfer needs Linux: memfd, pidfd and SCM_RIGHTS");
 
 mod agent;
+// Public to the models of loom-tests.
+#[cfg(kv_loom)]
+#[doc(hidden)]
+pub mod attend;
+#[cfg(not(kv_loom))]
+#[allow(unreachable_pub)]
+mod attend;
 // The seam is public to the models of loom-tests and private otherwise: a foreign link could claim
 // arrivals that never happened.
 #[cfg(kv_loom)]

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::os::fd::OwnedFd;
 
 use kvgate_transfer::bare::{self, Slots, View};
-use kvgate_transfer::{Arrival, ArrivalSink, Barrier, Deadline, PeerId, StageId, StageState};
+use kvgate_transfer::{Arrival, ArrivalSink, Barrier, Deadline, PeerId, StageId};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -115,7 +115,10 @@ pub fn run(
                 .ok_or_else(no_flight)?
                 .wait(stage, deadline)
                 .map_err(|error| Failure::new(FailureKind::PeerLost, error.to_string()))?,
-            Watch::GateSpinning => spin_gate(barrier.ok_or_else(no_flight)?, stage, deadline)?,
+            Watch::GateSpinning => barrier
+                .ok_or_else(no_flight)?
+                .wait_spinning(stage, deadline)
+                .map_err(|error| Failure::new(FailureKind::PeerLost, error.to_string()))?,
             Watch::WordParked => park_on(word, number, deadline)?,
             Watch::WordSpinning => spin(deadline, || Ok(word.load(Ordering::Acquire) >= number))?,
             Watch::Eventfd | Watch::Note => bell.wait(deadline)?,
@@ -128,14 +131,6 @@ pub fn run(
     }
     ready.store(0, Ordering::Release);
     Ok((at_ns, bad_pages))
-}
-
-fn spin_gate(barrier: &Barrier, stage: StageId, deadline: Deadline) -> Result<(), Failure> {
-    spin(deadline, || match barrier.check(stage) {
-        StageState::Ready => Ok(true),
-        StageState::Pending { .. } => Ok(false),
-        other => Err(Failure::new(FailureKind::PeerLost, format!("{other:?}"))),
-    })
 }
 
 /// Looks all the time. The clock is asked seldom: that takes longer than a look.

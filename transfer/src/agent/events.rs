@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::{error::Cause, ids::PeerId, source::SourceReady};
+#[cfg(not(kv_loom))]
+use crate::attend::Attendance;
+use crate::{deadline::Deadline, engine::Engine, error::Cause, ids::PeerId, source::SourceReady};
 
 /// Something the owner of an agent has to hear.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +79,21 @@ impl SourceReady {
             AgentEvent::Message { peer, .. } => Some(Self::word_of(*peer)),
             _ => None,
         }
+    }
+}
+
+impl Engine {
+    pub(crate) fn wait_for_event(&self, deadline: Deadline) -> Option<AgentEvent> {
+        #[cfg(not(kv_loom))]
+        if let Some(event) = self.events.with(EventQueue::pop) {
+            return event;
+        }
+        #[cfg(not(kv_loom))]
+        if let Some(attendant) = Attendance::begin(&self.attendance) {
+            let event = attendant.wait(deadline, |cx| self.events.poll(cx, EventQueue::pop));
+            return event.flatten();
+        }
+        self.events.wait(deadline, EventQueue::pop).flatten()
     }
 }
 

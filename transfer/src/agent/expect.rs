@@ -55,6 +55,8 @@ impl Expectation {
             }
         }
         engine.observe_waits(barrier);
+        #[cfg(not(kv_loom))]
+        barrier.attend(&engine.attendance);
         let flight = Arc::new(Flight::new(barrier.clone(), writers, sink));
         {
             let mut flights = engine.flights.lock();

@@ -415,12 +415,10 @@ impl Agent {
             .push_frame(notify::encode_message(message))
     }
 
-    /// The next event; blocks until there is one, the agent is shut down, or the deadline passes.
+    /// The next event; blocks until there is one, the agent is shut down, or the deadline passes. Meanwhile this
+    /// thread takes what peers of this host send, as in [`Barrier::wait`].
     pub fn next_event(&self, deadline: Deadline) -> Option<AgentEvent> {
-        self.engine()
-            .events
-            .wait(deadline, |events| events.pop())
-            .flatten()
+        self.engine().wait_for_event(deadline)
     }
 
     /// [`Agent::next_event`] for a task: without an event, the waker is called when one may be there.

@@ -411,6 +411,7 @@ pub(crate) trait Reception {
 /// [`receive`] within the first bounds. If that is no goodbye and `is_ending` says that one is to be expected,
 /// it gets until the second ones: the peer's goodbye is the proof that it stores no more, and one that has
 /// come is kept.
+#[cfg(feature = "one-sided")]
 pub(crate) fn receive_to_the_end<'a>(
     channel: &Channel,
     reader: &mut FrameReader,
@@ -440,14 +441,37 @@ pub(crate) fn receive(
         if bounds.is_stopped() {
             return Err(StreamEnd::Stopped);
         }
-        match reader.next(&channel.socket, bounds)? {
-            Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
-            Frame::Message(bytes) if !reception.is_numbered() => events.message(peer, bytes),
-            Frame::Progress { counter } => events.progress(peer, counter),
-            Frame::Bye => return Ok(()),
-            frame => reception.frame(frame, reader)?,
+        let frame = reader.next(&channel.socket, bounds)?;
+        if handle(frame, reader, (peer, events), reception)? == Handled::Bye {
+            return Ok(());
         }
     }
+}
+
+/// Whether more is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Handled {
+    Frame,
+    /// The peer has said goodbye.
+    Bye,
+}
+
+/// What is done with a frame, whoever has taken it.
+pub(crate) fn handle(
+    frame: Frame,
+    reader: &mut FrameReader,
+    (peer, events): (PeerId, &dyn LinkEvents),
+    reception: &mut dyn Reception,
+) -> Result<Handled, StreamEnd> {
+    match frame {
+        Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
+        Frame::Message(bytes) if !reception.is_numbered() => events.message(peer, bytes),
+        Frame::Progress { counter } => events.progress(peer, counter),
+        Frame::Bye => return Ok(Handled::Bye),
+        frame => reception.frame(frame, reader)?,
+    }
+    Ok(Handled::Frame)
 }
 
 /// The end of a link, as the engine hears it.

@@ -163,11 +163,11 @@ impl Met {
             Self::Stream => TcpLink::alone(channel, StopSignal::new()?, reader),
             Self::Mapping(process) => {
                 let mapped = Mapped::new(&peer.metadata, peer.memories);
-                Arc::new(NeighbourLink::new(channel, reader, process, mapped))
+                Arc::new(NeighbourLink::new(channel, reader, process, mapped)?)
             }
             Self::Visiting(process) => {
                 let visited = Visited::new(&peer.metadata, &peer.places, peer.permission);
-                Arc::new(NeighbourLink::new(channel, reader, process, visited))
+                Arc::new(NeighbourLink::new(channel, reader, process, visited)?)
             }
         })
     }

@@ -21,6 +21,8 @@ mod link_tests;
 #[cfg(not(kv_loom))]
 pub(crate) mod local;
 #[cfg(not(kv_loom))]
+mod mailbox;
+#[cfg(not(kv_loom))]
 mod neighbour;
 #[cfg(not(kv_loom))]
 pub(crate) mod net;
@@ -292,7 +294,8 @@ pub trait Link: Send + Sync {
     fn close(&self);
 }
 
-/// The engine, as a link sees it. Called from the link's receive thread; none of these blocks for long.
+/// The engine, as a link sees it. Called from the link's receive thread, or from a thread that attends to its ring;
+/// none of these blocks for long.
 pub trait LinkEvents: Send + Sync {
     /// Bytes of an operation have come as far as `level` in this process.
     fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility);
@@ -341,6 +344,11 @@ pub trait LinkEvents: Send + Sync {
     /// # Errors
     /// An unknown pool, a slot outside, a revoked or different registration: nothing may be touched.
     fn resolve(&self, peer: PeerId, runs: &[RemoteRun]) -> Result<Resolved, Error>;
+    /// Threads that wait for something of this agent may attend to the ring of this peer; with `None` not any more.
+    #[cfg(not(kv_loom))]
+    fn attended(&self, peer: PeerId, ring: Option<Arc<dyn crate::attend::Station>>) {
+        let _ = (peer, ring);
+    }
     /// How long a receive thread looks for more before it sleeps.
     fn spin(&self) -> std::time::Duration {
         std::time::Duration::ZERO

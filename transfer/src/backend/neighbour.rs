@@ -14,7 +14,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use super::channel::{self, Channel, Receiver, Reception, misplaced};
+use super::channel::{self, Channel, Receiver};
+use super::mailbox::{Line, Mailbox};
 use super::process::PeerProcess;
 use super::reader::FrameReader;
 use super::socket::{Bounds, StreamEnd};
@@ -148,8 +149,7 @@ pub(super) struct NeighbourLink<R: Reach> {
 }
 
 struct Shared<R> {
-    channel: Channel,
-    process: PeerProcess,
+    line: Arc<Line>,
     reach: R,
     /// Copies stop at the next piece.
     is_closing: AtomicBool,
@@ -166,11 +166,11 @@ impl<R: Reach> NeighbourLink<R> {
         reader: FrameReader,
         process: PeerProcess,
         reach: R,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, Error> {
+        let line = Arc::new(Line::new(channel, process)?);
+        Ok(Self {
             shared: Arc::new(Shared {
-                channel,
-                process,
+                line,
                 reach,
                 is_closing: AtomicBool::new(false),
                 has_bye: AtomicBool::new(false),
@@ -178,27 +178,20 @@ impl<R: Reach> NeighbourLink<R> {
             }),
             receiver: Receiver::new(),
             reader: Mutex::new(Some(reader)),
-        }
+        })
     }
 }
 
 impl<R: Reach> Shared<R> {
     /// The receive thread.
-    fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
-        reader.spin_for(events.spin());
-        let channel = &self.channel;
-        let bounds = Bounds {
-            process: Some(self.process.as_fd()),
-            ..channel.bounds()
-        };
-        let end = channel::receive_to_the_end(
-            channel,
-            &mut reader,
-            (bounds, || self.last_bounds()),
-            (peer, events),
-            &mut NoWrites,
-            |_| channel.is_closed_here(),
-        );
+    fn receive(&self, reader: FrameReader, peer: PeerId, events: Arc<dyn LinkEvents>) {
+        let channel = &self.line.channel;
+        let mailbox = Mailbox::new(reader, self.line.clone(), peer, events.clone());
+        let (mut mailbox, mut end) = mailbox.receive();
+        // The peer's goodbye is the proof that it stores no more, and one that has come is kept.
+        if end.is_err() && mailbox.reader.is_between_frames() && channel.is_closed_here() {
+            end = mailbox.receive_last(self.last_bounds());
+        }
         let was_closed_here = channel.is_closed_here();
         self.note_end(&end);
         self.stop_storing();
@@ -213,7 +206,7 @@ impl<R: Reach> Shared<R> {
         Bounds {
             stop: None,
             deadline: Some(Deadline::after_ms(GOODBYE_MS)),
-            process: Some(self.process.as_fd()),
+            process: Some(self.line.process.as_fd()),
             writable: None,
         }
     }
@@ -229,22 +222,22 @@ impl<R: Reach> Shared<R> {
     fn hear_out(&self, reader: &mut FrameReader) {
         let bounds = self.last_bounds();
         let end = loop {
-            match reader.next(&self.channel.socket, bounds) {
+            match reader.next(&self.line.channel.socket, bounds) {
                 Ok(Frame::Bye) => break Ok(()),
                 Ok(_) => {}
                 Err(end) => break Err(end),
             }
         };
         self.note_end(&end);
-        self.channel.socket.shutdown();
+        self.line.channel.socket.shutdown();
     }
 
     /// Ends what the worker does, and tells the peer that nothing is stored any more: the goodbye
     /// needs the lock that every copy holds.
     fn stop_storing(&self) {
         self.is_closing.store(true, Ordering::Release);
-        self.channel.stop.raise();
-        self.channel.farewell(wire::append_bye);
+        self.line.channel.stop.raise();
+        self.line.channel.farewell(wire::append_bye);
     }
 
     /// Waits only for the process behind a socket that was closed without a goodbye.
@@ -254,7 +247,7 @@ impl<R: Reach> Shared<R> {
             false => 0,
         };
         let deadline = Deadline::after_ms(patience_ms);
-        if self.has_bye.load(Ordering::Acquire) || self.process.has_ended(deadline) {
+        if self.has_bye.load(Ordering::Acquire) || self.line.process.has_ended(deadline) {
             return Quiesce::Proven;
         }
         // It had its patience; who asks later hears at once.
@@ -273,7 +266,7 @@ impl<R: Reach> Link for NeighbourLink<R> {
         let shared = Arc::clone(&self.shared);
         self.receiver
             .start(format!("kvgate-{}-{peer}", R::KIND), move || {
-                shared.receive(reader, peer, &*events);
+                shared.receive(reader, peer, events);
             })
     }
 
@@ -295,7 +288,7 @@ impl<R: Reach> Link for NeighbourLink<R> {
             arrival.note.len() <= SHORT_NOTE_BYTES && arrival.tickets.len() <= SHORT_TICKETS
         };
         let is_short = op.op == Op::Read || op.arrival.as_ref().is_none_or(has_frame);
-        match is_short && self.shared.channel.takes_at_once(SHORT_FRAME_BYTES) {
+        match is_short && self.shared.line.channel.takes_at_once(SHORT_FRAME_BYTES) {
             true => Readiness::Copies,
             false => Readiness::Waits,
         }
@@ -308,8 +301,8 @@ impl<R: Reach> Link for NeighbourLink<R> {
         let shared = &self.shared;
         op.landing.begun_to(0);
         // Held over the copy, so that a goodbye comes only after it.
-        let mut sender = shared.channel.sender()?;
-        let copying = Copying::new(&shared.process, &shared.is_closing);
+        let mut sender = shared.line.channel.sender()?;
+        let copying = Copying::new(&shared.line.process, &shared.is_closing);
         op.landing.begun();
         shared.reach.copy(op, &copying).inspect_err(|error| {
             // Whoever copies knows what it has copied; what a process that has ended got is void.
@@ -329,22 +322,22 @@ impl<R: Reach> Link for NeighbourLink<R> {
     fn announce(&self, arrival: &Arrival, level: Visibility) -> Result<(), Error> {
         wire::check_arrival(arrival)?;
         let frame = |words: &mut Vec<u8>| wire::append_arrival(words, level, arrival);
-        self.shared.channel.send(frame)
+        self.shared.line.channel.send(frame)
     }
 
     fn send(&self, message: &[u8]) -> Result<(), Error> {
         wire::check_message(message)?;
         let frame = |words: &mut Vec<u8>| wire::append_message(words, message);
-        self.shared.channel.send(frame)
+        self.shared.line.channel.send(frame)
     }
 
     fn send_progress(&self, counter: u64) -> Result<(), Error> {
         let frame = |words: &mut Vec<u8>| wire::append_progress(words, counter);
-        self.shared.channel.send(frame)
+        self.shared.line.channel.send(frame)
     }
 
     fn stalled_on(&self, op: &PostedOp) -> StallCause {
-        if self.shared.process.is_stopped() {
+        if self.shared.line.process.is_stopped() {
             return StallCause::PeerStopped;
         }
         // Behind the copy there is only the frame that tells of it.
@@ -359,9 +352,13 @@ impl<R: Reach> Link for NeighbourLink<R> {
     }
 
     fn close(&self) {
-        self.shared.channel.close();
+        self.shared.line.channel.close();
         self.shared.stop_storing();
-        self.shared.channel.socket.shutdown_send();
+        self.shared.line.channel.socket.shutdown_send();
+        if self.shared.line.is_attended_here() {
+            // The receive thread ends once this one has let go of the ring.
+            return;
+        }
         if !self.receiver.join() {
             let mut slot = self.reader.lock();
             if let Some(mut reader) = slot.take() {
@@ -374,14 +371,5 @@ impl<R: Reach> Link for NeighbourLink<R> {
 impl<R: Reach> Drop for NeighbourLink<R> {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Nobody sends payload over this socket.
-struct NoWrites;
-
-impl Reception for NoWrites {
-    fn frame(&mut self, frame: Frame, _reader: &mut FrameReader) -> Result<(), StreamEnd> {
-        Err(misplaced(&frame))
     }
 }

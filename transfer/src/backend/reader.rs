@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::ring::Inlet;
 use super::socket::{Bounds, Socket, StreamEnd};
 use crate::agent::wire::{CRC_BYTES, Frame, HEADER_BYTES, Header, WireError};
-use crate::mem::ring::Inbox;
+use crate::mem::ring::{Inbox, Taken};
 
 /// Bytes of a read buffer; a longer body grows its own buffer in steps of this.
 const READ_BYTES: usize = 64 * 1024;
@@ -68,6 +68,14 @@ pub(crate) struct FrameReader {
     limit_bytes: usize,
 }
 
+/// What an attendant finds in the ring.
+pub(super) enum InRing {
+    Frame(Frame),
+    Nothing,
+    /// Something for the owner.
+    NotMine,
+}
+
 /// Longest body that is taken from somebody who has not said who it is.
 const STRANGER_LIMIT_BYTES: usize = 2048;
 
@@ -121,6 +129,64 @@ impl FrameReader {
         if let Some(inlet) = &mut self.inlet {
             inlet.spin_for(spin);
         }
+    }
+
+    /// Whether [`FrameReader::next`] would find something; waits for nothing. `true` where only it can tell.
+    pub(super) fn look(&mut self, socket: &Socket) -> Result<bool, StreamEnd> {
+        while self.take_sign() {}
+        match &mut self.inlet {
+            Some(inlet) if !inlet.is_on_socket() && inlet.ahead().bytes().is_empty() => {
+                inlet.look(socket, &mut self.read)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// A whole frame out of the ring, for an attendant; waits for nothing and hears nothing of the socket. What
+    /// else is there is left to [`FrameReader::next`], which finds it as it was.
+    pub(super) fn next_in_ring(
+        &mut self,
+        socket: &Socket,
+        bounds: Bounds<'_>,
+    ) -> Result<InRing, StreamEnd> {
+        let Some(inlet) = self.inlet.as_mut().filter(|inlet| !inlet.is_on_socket()) else {
+            return Ok(InRing::NotMine);
+        };
+        if inlet.ahead().bytes().is_empty() {
+            match inlet.take() {
+                Ok(Taken::Chunk(_)) => {}
+                Ok(Taken::Nothing) => return Ok(InRing::Nothing),
+                Ok(Taken::Mark) | Err(_) => return Ok(InRing::NotMine),
+            }
+        }
+        if !self.has_whole_frame() {
+            return Ok(InRing::NotMine);
+        }
+        self.next(socket, bounds).map(InRing::Frame)
+    }
+
+    fn has_whole_frame(&self) -> bool {
+        let Some(header_bytes) = self.ahead().first_chunk::<HEADER_BYTES>() else {
+            return false;
+        };
+        let length = |header: Header| HEADER_BYTES + header.body_bytes + CRC_BYTES;
+        Header::parse(header_bytes).is_ok_and(|header| self.ahead().len() >= length(header))
+    }
+
+    /// The ring, while nothing but a frame in it is to be waited for.
+    pub(super) fn resting(&self) -> Option<&Inlet> {
+        let inlet = self.inlet.as_ref()?;
+        (!inlet.is_on_socket() && inlet.ahead().bytes().is_empty()).then_some(inlet)
+    }
+
+    /// The ring, if there is one.
+    pub(super) fn ring(&self) -> Option<&Inlet> {
+        self.inlet.as_ref()
+    }
+
+    /// [`FrameReader::ring`], to change it.
+    pub(super) fn inlet(&mut self) -> Option<&mut Inlet> {
+        self.inlet.as_mut()
     }
 
     /// Takes bodies of up to `limit_bytes` from now on, within the limits of their kinds.

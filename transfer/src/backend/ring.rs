@@ -13,7 +13,7 @@
 //! whatever does not fit ends the connection.
 //!
 //! **What is protected by what.** The outlet is used under the lock of the channel's sending half, the inlet by
-//! the receive thread alone.
+//! whoever has the seat of its connection (`attend/seat.rs`): the receive thread, or a thread that waits.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,9 @@ use rustix::io::Errno;
 use super::reader::Ahead;
 use super::socket::{Bounds, Socket, StreamEnd};
 use crate::agent::wire::WireError;
+use crate::attend::Sleeper;
 use crate::mem::ring::{Corrupt, Inbox, Outbox, Taken};
+use crate::sync::AtomicU32;
 
 /// Between frames on the socket: look into the ring.
 pub(super) const WAKE: u8 = 0;
@@ -79,8 +81,13 @@ impl Outlet {
     }
 
     fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
-        if !self.ring.must_wake() {
-            return Ok(());
+        match self.ring.must_wake() {
+            None => return Ok(()),
+            Some(Sleeper::Attendant) => {
+                self.ring.wake_attendant();
+                return Ok(());
+            }
+            Some(Sleeper::Owner) => {}
         }
         match socket.send_some(&[WAKE]) {
             // A full socket has something to read, and wakes as well.
@@ -157,16 +164,23 @@ impl Inlet {
             if bounds.is_stopped() {
                 return Err(StreamEnd::Stopped);
             }
-            match self.ring.take(self.ahead.space())? {
-                Taken::Chunk(count) => {
-                    self.ahead.grow(count);
-                    return Ok(());
-                }
-                Taken::Mark => {
-                    self.is_on_socket = true;
-                    return Ok(());
-                }
-                Taken::Nothing => {}
+            if self.look(socket, beside)? {
+                return Ok(());
+            }
+            if !std::mem::replace(&mut has_spun, true) {
+                self.look_around(bounds);
+            } else if self.park(Sleeper::Owner) {
+                let woken = socket.wait(PollFlags::IN, bounds);
+                self.woken(woken.map(|_| ()))?;
+            }
+        }
+    }
+
+    /// [`Inlet::fill`] as far as it waits for nothing; `false` when nothing is there.
+    pub(super) fn look(&mut self, socket: &Socket, beside: &mut Ahead) -> Result<bool, StreamEnd> {
+        loop {
+            if self.take()? != Taken::Nothing {
+                return Ok(true);
             }
             while beside.bytes().first() == Some(&WAKE) {
                 beside.consume(1);
@@ -178,14 +192,49 @@ impl Inlet {
             if let Some(end) = &self.end {
                 return Err(end.clone());
             }
-            if self.is_readable {
-                self.hear(socket, beside);
-            } else if !std::mem::replace(&mut has_spun, true) {
-                self.look_around(bounds);
-            } else {
-                self.sleep(socket, bounds)?;
+            if !self.is_readable {
+                return Ok(false);
             }
+            self.hear(socket, beside);
         }
+    }
+
+    /// Takes what is next in the ring.
+    pub(super) fn take(&mut self) -> Result<Taken, Corrupt> {
+        let taken = self.ring.take(self.ahead.space())?;
+        match taken {
+            Taken::Chunk(count) => self.ahead.grow(count),
+            Taken::Mark => self.is_on_socket = true,
+            Taken::Nothing => {}
+        }
+        Ok(taken)
+    }
+
+    /// As [`crate::mem::ring::Reader::park`].
+    pub(super) fn park(&self, sleeper: Sleeper) -> bool {
+        self.ring.park(sleeper)
+    }
+
+    /// Nobody sleeps.
+    pub(super) fn unpark(&self) {
+        self.ring.unpark();
+    }
+
+    /// What the peer changes when it wakes an attendant.
+    pub(super) fn bell(&self) -> &AtomicU32 {
+        self.ring.bell()
+    }
+
+    /// The owner is awake: the socket has something, or `woken` says what has ended its sleep.
+    pub(super) fn woken(&mut self, woken: Result<(), StreamEnd>) -> Result<(), StreamEnd> {
+        self.ring.unpark();
+        match woken {
+            Ok(()) => self.is_readable = true,
+            // What it put before its end is taken first.
+            Err(StreamEnd::PeerDead) => self.end = Some(StreamEnd::PeerDead),
+            Err(end) => return Err(end),
+        }
+        Ok(())
     }
 
     /// Reads what the socket has.
@@ -199,26 +248,17 @@ impl Inlet {
         }
     }
 
-    fn look_around(&self, bounds: Bounds<'_>) {
+    /// Looks for a while, where that was asked for.
+    pub(super) fn look_around(&self, bounds: Bounds<'_>) {
         let began = Instant::now();
         while !self.ring.has_some() && !bounds.is_stopped() && began.elapsed() < self.spin {
             std::hint::spin_loop();
         }
     }
 
-    fn sleep(&mut self, socket: &Socket, bounds: Bounds<'_>) -> Result<(), StreamEnd> {
-        if !self.ring.park() {
-            return Ok(());
-        }
-        let woken = socket.wait(PollFlags::IN, bounds);
-        self.ring.unpark();
-        match woken {
-            Ok(_) => self.is_readable = true,
-            // What it put before its end is taken first.
-            Err(StreamEnd::PeerDead) => self.end = Some(StreamEnd::PeerDead),
-            Err(end) => return Err(end),
-        }
-        Ok(())
+    /// Whether it looks for a while before it sleeps.
+    pub(super) fn spins(&self) -> bool {
+        !self.spin.is_zero()
     }
 }
 

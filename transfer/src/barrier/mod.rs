@@ -26,6 +26,8 @@ use self::{
     stage::{Counted, Gate, Stage},
     waiters::Waiters,
 };
+#[cfg(not(kv_loom))]
+use crate::attend::Attendance;
 use crate::{
     deadline::Deadline,
     error::Cause,
@@ -90,6 +92,9 @@ struct Flight {
     /// Nanoseconds from `made_at` to the last redemption of each stage, 0 before.
     landed_after_ns: Vec<AtomicU64>,
     made_at: Instant,
+    /// The rings out of which arrivals of this flight may come.
+    #[cfg(not(kv_loom))]
+    attendance: crate::sync::Mutex<Option<Arc<Attendance>>>,
     /// Who measures how long threads sleep at a gate.
     #[cfg(all(feature = "metrics", not(kv_loom)))]
     waits: crate::sync::Mutex<Option<prometheus_client::metrics::histogram::Histogram>>,
@@ -120,6 +125,8 @@ impl Barrier {
                 false => plan.stages.iter().map(|_| AtomicU64::new(0)).collect(),
             },
             made_at: Instant::now(),
+            #[cfg(not(kv_loom))]
+            attendance: crate::sync::Mutex::new(None),
             #[cfg(all(feature = "metrics", not(kv_loom)))]
             waits: crate::sync::Mutex::new(None),
             plan,
@@ -175,10 +182,28 @@ impl Barrier {
 
     /// Blocks until the stage is ready or has failed.
     ///
+    /// While a receiver waits, its thread takes what peers of this host send to the agent, so that one wake stands
+    /// between an arrival and its reader: it may call the [`crate::ArrivalSink`]s and the [`crate::Recorder`] of
+    /// that agent. Whoever holds a lock that these take waits for ever.
+    ///
     /// # Errors
     /// [`BarrierError::NotArmed`] and [`BarrierError::UnknownStage`] at once, [`BarrierError::Failed`]
     /// when it fails, [`BarrierError::TimedOut`] at the deadline, after which everything is as before.
     pub fn wait(&self, stage: StageId, deadline: Deadline) -> Result<(), BarrierError> {
+        self.wait_as(stage, deadline, false)
+    }
+
+    /// [`Barrier::wait`] for a thread that has a core to itself: what peers of this host send is looked for all
+    /// the time, and nobody needs to wake it. For every other peer it sleeps.
+    ///
+    /// # Errors
+    /// As [`Barrier::wait`].
+    #[cfg(not(kv_loom))]
+    pub fn wait_spinning(&self, stage: StageId, deadline: Deadline) -> Result<(), BarrierError> {
+        self.wait_as(stage, deadline, true)
+    }
+
+    fn wait_as(&self, stage: StageId, deadline: Deadline, spins: bool) -> Result<(), BarrierError> {
         let Some(flight) = &self.flight else {
             return Ok(());
         };
@@ -190,9 +215,7 @@ impl Barrier {
             deadline_ms: deadline.allowed_ms(),
         };
         let stopwatch = Stopwatch::start();
-        let answer = flight
-            .waiters
-            .wait(deadline, |causes| answer(gates, stage, causes));
+        let answer = flight.wait((deadline, spins), |causes| answer(gates, stage, causes));
         flight.slept(stopwatch);
         answer.unwrap_or(Err(timed_out))
     }
@@ -215,6 +238,14 @@ impl Barrier {
                 .waiters
                 .poll(cx, |causes| answer(gates, stage, causes)),
             Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Arrivals may come out of these rings: who waits attends to them.
+    #[cfg(not(kv_loom))]
+    pub(crate) fn attend(&self, to: &Arc<Attendance>) {
+        if let Some(flight) = &self.flight {
+            *flight.attendance.lock() = Some(to.clone());
         }
     }
 
@@ -424,6 +455,34 @@ impl Flight {
         self.stages
             .get(usize::from(stage.0))
             .ok_or(BarrierError::UnknownStage(stage))
+    }
+
+    #[cfg(not(kv_loom))]
+    fn wait<R>(
+        &self,
+        (deadline, spins): (Deadline, bool),
+        mut check: impl FnMut(&mut Vec<Option<Cause>>) -> Option<R>,
+    ) -> Option<R> {
+        let attendance = self.attendance.lock().clone();
+        match attendance.as_ref().and_then(Attendance::begin) {
+            Some(attendant) => {
+                let attendant = match spins {
+                    true => attendant.wide_awake(),
+                    false => attendant,
+                };
+                attendant.wait(deadline, |cx| self.waiters.poll(cx, |causes| check(causes)))
+            }
+            None => self.waiters.wait(deadline, check),
+        }
+    }
+
+    #[cfg(kv_loom)]
+    fn wait<R>(
+        &self,
+        (deadline, _): (Deadline, bool),
+        check: impl FnMut(&mut Vec<Option<Cause>>) -> Option<R>,
+    ) -> Option<R> {
+        self.waiters.wait(deadline, check)
     }
 
     #[cfg(all(feature = "metrics", not(kv_loom)))]

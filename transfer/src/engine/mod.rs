@@ -85,6 +85,9 @@ pub(crate) struct Engine {
     pub(crate) regions: RegionTable,
     pub(crate) flights: Mutex<BTreeMap<Epoch, Arc<Flight>>>,
     pub(crate) events: Waiters<EventQueue>,
+    /// Rings that a thread attends to which waits for something of this agent.
+    #[cfg(not(kv_loom))]
+    pub(crate) attendance: Arc<crate::attend::Attendance>,
     /// `false`: no threads; whoever owns the engine calls [`Engine::run_queued`].
     has_workers: bool,
     recorder: Option<Arc<dyn Recorder>>,
@@ -148,6 +151,8 @@ impl Engine {
         let events = EventQueue::new(parts.config.event_capacity);
         #[cfg(not(kv_loom))]
         let desk = crate::backend::tcp::session::Desk::new(&parts.config);
+        #[cfg(not(kv_loom))]
+        let spin = std::time::Duration::from_micros(parts.config.spin_us);
         Arc::new(Self {
             #[cfg(not(kv_loom))]
             desk,
@@ -162,6 +167,8 @@ impl Engine {
             regions: RegionTable::default(),
             flights: Mutex::new(BTreeMap::new()),
             events: Waiters::new(events),
+            #[cfg(not(kv_loom))]
+            attendance: Arc::new(crate::attend::Attendance::new(spin)),
             has_workers: parts.has_workers,
             recorder: parts.recorder,
             #[cfg(all(feature = "metrics", not(kv_loom)))]

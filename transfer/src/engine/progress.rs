@@ -29,6 +29,14 @@ impl LinkEvents for EngineEvents {
         std::time::Duration::from_micros(self.0.config.spin_us)
     }
 
+    #[cfg(not(kv_loom))]
+    fn attended(&self, peer: PeerId, ring: Option<Arc<dyn crate::attend::Station>>) {
+        match ring {
+            Some(ring) => self.0.attendance.list(peer, ring),
+            None => self.0.attendance.strike(peer),
+        }
+    }
+
     fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility) {
         self.0.touch(peer);
         self.0.dispatch(peer, &arrival, level);

@@ -14,9 +14,15 @@
 //! stored with release behind the reads, so a chunk is not overwritten while it is read.
 //! **Sleeping (I-6).** The reader says that it parks, and looks once more; the writer puts, and looks whether
 //! the reader is parked. A sequentially consistent fence stands between the two steps on either side, so one
-//! of the two sees the other. Whoever takes the word back wakes: once for each sleep.
+//! of the two sees the other. Whoever takes the word back wakes: once for each sleep. The word also says who
+//! sleeps ([`Sleeper`]), and so how it is woken.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::attend::Sleeper;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// What [`Words::parked`] holds, beside 0 for a reader that is awake.
+const OWNER: u64 = 1;
+const ATTENDANT: u64 = 2;
 
 /// The word of a mark, where a chunk has its length.
 const MARK: u64 = u64::MAX;
@@ -27,8 +33,10 @@ pub(crate) trait Words: Send {
     fn tail(&self) -> &AtomicU64;
     /// Counts the words that were taken. Written by the reader.
     fn head(&self) -> &AtomicU64;
-    /// 1 while the reader sleeps or is about to.
+    /// Who sleeps, or is about to.
     fn parked(&self) -> &AtomicU64;
+    /// Changes when an attendant is woken.
+    fn bell(&self) -> &AtomicU32;
     /// How many words chunks have, a power of two.
     fn capacity(&self) -> u64;
     /// The word with this number; numbers go round.
@@ -113,11 +121,21 @@ impl<W: Words> Writer<W> {
         Ok(self.free(half)? >= half)
     }
 
-    /// Whether the reader sleeps: then the caller has to wake it, and nobody else will. Asked after each chunk.
-    pub(crate) fn must_wake(&self) -> bool {
+    /// Who sleeps: then the caller has to wake it, and nobody else will. Asked after each chunk.
+    pub(crate) fn must_wake(&self) -> Option<Sleeper> {
         fence(Ordering::SeqCst);
         let parked = self.words.parked();
-        parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::Relaxed) != 0
+        if parked.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match parked.swap(0, Ordering::Relaxed) {
+            0 => None,
+            ATTENDANT => {
+                self.words.bell().fetch_add(1, Ordering::Release);
+                Some(Sleeper::Attendant)
+            }
+            _ => Some(Sleeper::Owner),
+        }
     }
 
     /// Words that can be written; asks the reader only if fewer than `wanted` are known.
@@ -189,13 +207,19 @@ impl<W: Words> Reader<W> {
         self.ready() != 0
     }
 
-    /// Says that this side is about to sleep until it is woken; `false` when there is something to take.
-    pub(crate) fn park(&self) -> bool {
+    /// Says who is about to sleep until it is woken; `false` when there is something to take.
+    pub(crate) fn park(&self, sleeper: Sleeper) -> bool {
         let parked = self.words.parked();
-        parked.store(1, Ordering::Relaxed);
+        let word = match sleeper {
+            Sleeper::Owner => OWNER,
+            Sleeper::Attendant => ATTENDANT,
+        };
+        // Read-modify-writes here and below, so that they have one order with the swaps of the writer: the model
+        // checker does not order plain stores of two sides.
+        parked.swap(word, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if self.has_some() {
-            parked.store(0, Ordering::Relaxed);
+            parked.swap(0, Ordering::Relaxed);
             return false;
         }
         true
@@ -203,7 +227,12 @@ impl<W: Words> Reader<W> {
 
     /// This side is awake.
     pub(crate) fn unpark(&self) {
-        self.words.parked().store(0, Ordering::Relaxed);
+        self.words.parked().swap(0, Ordering::Relaxed);
+    }
+
+    /// What the writer changes when it wakes an attendant.
+    pub(crate) fn bell(&self) -> &AtomicU32 {
+        self.words.bell()
     }
 
     fn ready(&self) -> u64 {
@@ -232,7 +261,7 @@ mod mapped {
     use super::{Reader, Words, Writer};
     use crate::error::Error;
     use crate::mem::{Memory, PeerMapping};
-    use crate::sync::{Arc, AtomicU64};
+    use crate::sync::{Arc, AtomicU32, AtomicU64};
 
     /// Length of the memory of a ring.
     pub(crate) const RING_BYTES: u64 = 4096 + 8 * CAPACITY;
@@ -244,6 +273,7 @@ mod mapped {
     const TAIL: usize = 0;
     const HEAD: usize = 16;
     const PARKED: usize = 32;
+    const BELL: usize = 48;
 
     /// A ring that this side reads: its memory is its own.
     pub(crate) type Inbox = Reader<InMemory<Arc<Memory>>>;
@@ -265,6 +295,18 @@ mod mapped {
     pub(crate) fn outbox(mapping: PeerMapping) -> Option<Outbox> {
         let (base, len_bytes) = (mapping.base_ptr(), mapping.len_bytes());
         InMemory::new(mapping, base, len_bytes).map(Writer::new)
+    }
+
+    impl Outbox {
+        /// Wakes the attendant that [`Writer::must_wake`] has found.
+        pub(crate) fn wake_attendant(&self) {
+            // Fails for no word that is mapped.
+            let _ = rustix::thread::futex::wake(
+                self.words.bell(),
+                rustix::thread::futex::Flags::empty(),
+                1,
+            );
+        }
     }
 
     /// The words of a ring in a mapping.
@@ -310,6 +352,12 @@ mod mapped {
             self.at(PARKED)
         }
 
+        fn bell(&self) -> &AtomicU32 {
+            let word = std::ptr::from_ref(self.at(BELL));
+            // SAFETY: I-16: half of the word at `BELL`, which nobody uses as a whole; I-21: as in `at`.
+            unsafe { &*word.cast::<AtomicU32>() }
+        }
+
         fn capacity(&self) -> u64 {
             CAPACITY
         }
@@ -324,12 +372,14 @@ mod mapped {
 #[cfg(kv_loom)]
 pub mod model {
     use super::{Reader, Taken, Words, Writer};
-    use crate::sync::{Arc, AtomicU64};
+    use crate::attend::Sleeper;
+    use crate::sync::{Arc, AtomicU32, AtomicU64};
 
     struct Cells {
         tail: AtomicU64,
         head: AtomicU64,
         parked: AtomicU64,
+        bell: AtomicU32,
         words: Vec<AtomicU64>,
     }
 
@@ -344,6 +394,10 @@ pub mod model {
 
         fn parked(&self) -> &AtomicU64 {
             &self.parked
+        }
+
+        fn bell(&self) -> &AtomicU32 {
+            &self.bell
         }
 
         fn capacity(&self) -> u64 {
@@ -367,6 +421,7 @@ pub mod model {
             tail: AtomicU64::new(0),
             head: AtomicU64::new(0),
             parked: AtomicU64::new(0),
+            bell: AtomicU32::new(0),
             words: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
         });
         let reader = RingReader(Reader::new(cells.clone()));
@@ -374,10 +429,14 @@ pub mod model {
     }
 
     impl RingWriter {
-        /// Puts a chunk; `false` when there is no room. Whether the reader must be woken comes second.
-        pub fn put(&mut self, bytes: &[u8]) -> (bool, bool) {
+        /// Puts a chunk; `false` when there is no room. Who must be woken comes second; an attendant has been.
+        pub fn put(&mut self, bytes: &[u8]) -> (bool, Option<Sleeper>) {
             let is_in = self.0.put(bytes).expect("an honest reader");
-            (is_in, is_in && self.0.must_wake())
+            let sleeper = match is_in {
+                true => self.0.must_wake(),
+                false => None,
+            };
+            (is_in, sleeper)
         }
     }
 
@@ -392,8 +451,18 @@ pub mod model {
         }
 
         /// Whether it may sleep until it is woken.
-        pub fn park(&self) -> bool {
-            self.0.park()
+        pub fn park(&self, sleeper: Sleeper) -> bool {
+            self.0.park(sleeper)
+        }
+
+        /// It is awake.
+        pub fn unpark(&self) {
+            self.0.unpark();
+        }
+
+        /// What changes when an attendant is woken.
+        pub fn bell(&self) -> &AtomicU32 {
+            self.0.bell()
         }
     }
 }
@@ -456,13 +525,18 @@ mod tests {
     #[test]
     fn a_sleeper_is_woken_once_and_does_not_sleep_beside_a_chunk() {
         let (mut writer, mut reader) = pair();
-        assert!(writer.put(b"awake").unwrap() && !writer.must_wake());
-        assert!(!reader.park(), "a chunk is there");
+        assert!(writer.put(b"awake").unwrap() && writer.must_wake().is_none());
+        assert!(!reader.park(Sleeper::Owner), "a chunk is there");
         assert_eq!(reader.take(&mut [0; 8]), Ok(Taken::Chunk(5)));
-        assert!(reader.park());
-        assert!(writer.put(b"asleep").unwrap() && writer.must_wake());
-        assert!(writer.put(b"once").unwrap() && !writer.must_wake());
-        reader.unpark();
+        for sleeper in [Sleeper::Owner, Sleeper::Attendant] {
+            assert!(reader.park(sleeper));
+            assert!(writer.put(b"asleep").unwrap());
+            assert_eq!(writer.must_wake(), Some(sleeper));
+            assert!(writer.put(b"once").unwrap() && writer.must_wake().is_none());
+            reader.unpark();
+            while reader.take(&mut [0; 8]) != Ok(Taken::Nothing) {}
+        }
+        assert_eq!(reader.bell().load(Ordering::Relaxed), 1);
     }
 
     /// I-16: numbers that no honest peer writes.
