@@ -12,6 +12,8 @@
 
 mod file;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +23,8 @@ use kvgate_transfer::Deadline;
 
 pub use crate::log::Stored;
 pub use memory::MemoryTier;
+#[cfg(feature = "redis")]
+pub use redis::RedisTier;
 
 use crate::error::{Error, ErrorKind};
 use crate::miss::Miss;
