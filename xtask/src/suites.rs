@@ -63,7 +63,7 @@ pub(crate) struct Suite {
 }
 
 /// All suites, in the order in which they run.
-pub(crate) const SUITES: [Suite; 11] = [
+pub(crate) const SUITES: [Suite; 12] = [
     Suite {
         name: "workspace",
         what: "unit and integration tests of every crate",
@@ -123,6 +123,12 @@ pub(crate) const SUITES: [Suite; 11] = [
         what: "agents that find each other in a real etcd",
         needs: Some(Service::Etcd),
         run: directory,
+    },
+    Suite {
+        name: "redis",
+        what: "the contract of a tier over a real Redis server",
+        needs: Some(Service::Redis),
+        run: |workspace| store(workspace, Service::Redis),
     },
     Suite {
         name: "report",
@@ -221,6 +227,21 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
     }
     let (passed, failed) = sum;
     Ok(Tally::Ran { passed, failed })
+}
+
+/// A tier over a store whose server the tests start themselves.
+fn store(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
+    let name = service.name();
+    let test = ["test", "--no-fail-fast", "-p", "kvgate-hicache"];
+    let done = workspace
+        .cargo(name, test)
+        .args(["--features", name, "--test", name, "--", "--nocapture"])
+        .limit(Duration::from_secs(600))
+        .run()?;
+    match done.succeeded() && done.output.contains("SKIP:") {
+        true => Ok(Tally::Absent(service)),
+        false => tally(&done),
+    }
 }
 
 fn directory(workspace: &Workspace) -> Result<Tally, Failure> {
