@@ -165,6 +165,9 @@ pub use deadline::Deadline;
 pub use desc::DescriptorList;
 #[cfg(kv_loom)]
 #[doc(hidden)]
+pub use engine::queue::model as turn_model;
+#[cfg(kv_loom)]
+#[doc(hidden)]
 pub use engine::session as session_model;
 pub use engine::{
     ArrivalSink, FlightLedger, Outstanding, PreparedTransfer, Quiesced, ShutdownReport, Status,

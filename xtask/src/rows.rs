@@ -21,8 +21,6 @@ enum Cover {
     Tests(&'static [(&'static str, &'static str)]),
     /// The code that could fail in this way does not exist yet.
     NotYet(&'static str),
-    /// The code exists, and nothing would notice.
-    Untested(&'static str),
     /// As `NotYet`, with tests of the part of it that does exist.
     Partly(&'static str, &'static [(&'static str, &'static str)]),
 }
@@ -31,7 +29,7 @@ impl Cover {
     fn tests(&self) -> &'static [(&'static str, &'static str)] {
         match self {
             Cover::Tests(tests) | Cover::Partly(_, tests) => tests,
-            Cover::NotYet(_) | Cover::Untested(_) => &[],
+            Cover::NotYet(_) => &[],
         }
     }
 }
@@ -338,7 +336,6 @@ fn write_rows(workspace: &Workspace, out: &mut String) -> Result<bool, std::fmt:
     for row in ROWS.iter().chain(&reports::REPORTS) {
         match &row.cover {
             Cover::NotYet(why) => writeln!(out, "{}  {}: not yet ({why})", row.id, row.subject)?,
-            Cover::Untested(why) => writeln!(out, "{}  {}: untested ({why})", row.id, row.subject)?,
             Cover::Tests(_) => writeln!(out, "{}  {}:", row.id, row.subject)?,
             Cover::Partly(why, _) => {
                 writeln!(out, "{}  {}: not yet ({why}); of it:", row.id, row.subject)?;

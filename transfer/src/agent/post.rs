@@ -166,7 +166,7 @@ impl Agent {
             descriptor_count: transfer.descriptor_count(),
         });
         let is_over =
-            options.priority == Priority::Foreground && engine.run_here(&peer, &operation);
+            options.priority == Priority::Foreground && Engine::run_here(engine, &peer, &operation);
         if !is_over {
             let queued = peer
                 .queue

@@ -13,7 +13,8 @@ pub(crate) mod notify;
 pub(crate) mod peer;
 pub(crate) mod prepared;
 mod progress;
-pub(crate) mod queue;
+#[allow(unreachable_pub)] // Reachable for the models.
+pub mod queue;
 pub(crate) mod quiesce;
 pub(crate) mod regions;
 #[cfg(all(test, not(kv_loom)))]

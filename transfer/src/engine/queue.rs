@@ -484,6 +484,56 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// A queue of frames for the models.
+#[cfg(kv_loom)]
+pub mod model {
+    use super::{FrameLimits, Item, Queue, Turn};
+    use crate::{error::Cause, ids::PeerId, sync::Arc};
+
+    /// The queue of one peer.
+    pub struct TurnQueue(Arc<Queue>);
+
+    /// The right to use the link.
+    pub struct HeldTurn<'a>(#[allow(dead_code)] Turn<'a>);
+
+    impl TurnQueue {
+        /// An empty one.
+        #[allow(clippy::new_without_default)]
+        pub fn new() -> Self {
+            let frames = FrameLimits {
+                capacity: 4,
+                bytes: u64::MAX,
+                are_kept: false,
+            };
+            Self(Queue::with_frames(PeerId(0), 4, frames))
+        }
+
+        /// As the owner of an agent does.
+        pub fn push(&self, frame: u8) {
+            self.0.push_frame(vec![frame]).expect("there is room");
+        }
+
+        /// For a thread that executes something itself.
+        pub fn try_turn(&self) -> Option<HeldTurn<'_>> {
+            self.0.try_turn().map(HeldTurn)
+        }
+
+        /// For the worker: the next frame, and the turn; `None` once the queue is closed.
+        pub fn next(&self) -> Option<(u8, HeldTurn<'_>)> {
+            let (item, turn) = self.0.next()?;
+            match item {
+                Item::Frame(frame) => Some((frame[0], HeldTurn(turn))),
+                other => panic!("nobody has queued {other:?}"),
+            }
+        }
+
+        /// Ends it.
+        pub fn close(&self) {
+            self.0.close(Cause::Shutdown);
+        }
+    }
+}
+
 #[cfg(all(test, not(kv_loom)))]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -5,11 +5,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use bytes::Bytes;
 
 use crate::{
-    Agent, Arrival, Deadline, DescriptorList, Epoch, Memory, MemoryRegion, Op, PostOptions,
-    PreparedTransfer, SourceReady, Status, TransferHandle,
+    Agent, Arrival, Deadline, DescriptorList, Epoch, Event, Memory, MemoryRegion, Op, PostOptions,
+    PreparedTransfer, Recorder, SourceReady, Status, TransferHandle,
     agent::metadata::{AgentMetadata, PoolInfo, RegionInfo},
     arc_dyn,
-    backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, RemoteRun},
+    backend::{
+        Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce, Readiness,
+        RemoteRun,
+    },
     engine::{Engine, FlightLedger, notify},
     error::{Cause, Error, ErrorKind},
     ids::{Incarnation, OpId, PeerId, PoolId, RegionId},
@@ -27,6 +30,7 @@ type OnPost = fn(&Script, &PostedOp) -> Result<Posted, Error>;
 struct Script {
     events: Mutex<Option<(PeerId, Arc<dyn LinkEvents>)>>,
     on_post: OnPost,
+    readiness: Readiness,
     is_proven: bool,
     posted: Sender<OpId>,
     frames: Sender<Vec<u8>>,
@@ -83,6 +87,10 @@ impl Link for Scripted {
         result
     }
 
+    fn readiness(&self, _: &PostedOp) -> Readiness {
+        self.0.readiness
+    }
+
     fn announce(&self, _: &Arrival, _: Visibility) -> Result<(), Error> {
         Ok(())
     }
@@ -123,6 +131,16 @@ impl Rig {
     /// Slots of the peer have `slot_bytes` bytes, ours 16.
     fn with_slots_of(slot_bytes: u64, is_proven: bool, on_post: OnPost) -> Self {
         let agent = Agent::builder("here").build().unwrap();
+        Self::of(agent, Readiness::Waits, slot_bytes, is_proven, on_post)
+    }
+
+    fn of(
+        agent: Agent,
+        readiness: Readiness,
+        slot_bytes: u64,
+        is_proven: bool,
+        on_post: OnPost,
+    ) -> Self {
         let memory = Arc::new(Memory::host(64).unwrap());
         let region = agent.register(memory, &[geometry(16)]).unwrap();
         let (posted_by_link, posted) = channel();
@@ -130,6 +148,7 @@ impl Rig {
         let script = Arc::new(Script {
             events: Mutex::new(None),
             on_post,
+            readiness,
             is_proven,
             posted: posted_by_link,
             frames: frames_of_link,
@@ -431,4 +450,39 @@ fn a_peer_lost_without_proof_never_lets_go() {
         ),
         "{error}"
     );
+}
+
+/// Hears of stalls.
+struct Stalled(Sender<OpId>);
+
+impl Recorder for Stalled {
+    fn record(&self, event: &Event) {
+        if let Event::Stalled { op, .. } = event {
+            let _ = self.0.send(*op);
+        }
+    }
+}
+
+/// Where the copy of the thread that posts waits, until somebody has heard of it.
+static HEARD: std::sync::Mutex<Option<Receiver<OpId>>> = std::sync::Mutex::new(None);
+
+#[test]
+fn a_copy_by_the_thread_that_posts_is_watched_like_any_other() {
+    let (stalled, heard) = channel();
+    *HEARD.lock().unwrap() = Some(heard);
+    let config = crate::TransferConfig {
+        stall_ms: 20,
+        ..Default::default()
+    };
+    let agent = Agent::builder("here").config(config);
+    let agent = agent.recorder(Arc::new(Stalled(stalled))).build().unwrap();
+    let rig = Rig::of(agent, Readiness::Copies, 16, true, |_, op| {
+        let heard = HEARD.lock().unwrap().take().unwrap();
+        let stalled = heard.recv_timeout(patience().remaining());
+        assert_eq!(stalled, Ok(op.id), "nobody has said that it stands");
+        Ok(Posted::Done(Visibility::RemoteVisible))
+    });
+    let (handle, ..) = rig.post();
+    // It has been executed by this thread.
+    assert!(matches!(handle.status(), Status::Done(_)));
 }

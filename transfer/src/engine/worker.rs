@@ -106,10 +106,10 @@ impl Engine {
 
     /// Executes an operation on the thread that posts it, if that takes no longer than the copy and no other
     /// operation is before it. Otherwise it is for the queue.
-    pub(crate) fn run_here(&self, peer: &Arc<Peer>, operation: &Arc<Operation>) -> bool {
+    pub(crate) fn run_here(this: &Arc<Self>, peer: &Arc<Peer>, operation: &Arc<Operation>) -> bool {
         let posted = &operation.posted;
-        let may_be_short = posted.bytes <= self.config.inline_bytes
-            && self.has_workers
+        let may_be_short = posted.bytes <= this.config.inline_bytes
+            && this.has_workers
             && peer.caps().access == Access::Direct;
         if !may_be_short {
             return false;
@@ -121,7 +121,9 @@ impl Engine {
             return false;
         }
         peer.queue.remember(operation);
-        if let Some(cause) = self.run_operation(peer, operation.clone()) {
+        // This thread may be held up like any other.
+        Self::watch_over(this);
+        if let Some(cause) = this.run_operation(peer, operation.clone()) {
             peer.queue.push_broken(cause);
         }
         true

@@ -224,7 +224,10 @@ pub(super) const REPORTS: [Row; 43] = [
     row(
         "FR-19",
         "the first transfer to a peer takes seconds",
-        Cover::Untested("no test bounds the time of a first transfer"),
+        Cover::Tests(&[(
+            "transfer/tests/directions.rs",
+            "a_first_transfer_costs_what_a_later_one_costs",
+        )]),
     ),
     row(
         "FR-20",
@@ -464,7 +467,10 @@ pub(super) const REPORTS: [Row; 43] = [
     row(
         "FR-38",
         "reads are a hundred times slower than writes",
-        Cover::Untested("no test compares the two directions"),
+        Cover::Tests(&[(
+            "transfer/tests/directions.rs",
+            "a_read_is_as_fast_as_a_write",
+        )]),
     ),
     row(
         "FR-39",
