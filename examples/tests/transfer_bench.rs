@@ -433,12 +433,27 @@ fn every_path_is_listed_with_its_reason_and_an_absent_one_is_refused_with_it() {
 #[test]
 fn a_comparison_names_what_is_not_installed_and_does_not_fail() {
     let nowhere = ["--compare", "--peers", "/no/such/folder"];
-    let short = ["--compare-ms", "1", "--compare-rounds", "1", "--pages", "1"];
+    let short = [
+        "--compare-ms",
+        "1",
+        "--compare-rounds",
+        "1",
+        "--pages",
+        "1",
+        "--page-bytes",
+        "576,536870912",
+    ];
     let finished = brief(&[&nowhere[..], &short].concat());
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
     let compare = &finished.json()["compare"];
     let cells = compare["cells"].as_array().unwrap();
+    // What the engines cannot be asked for is left out, and told.
     assert_eq!(cells.len(), 1, "{compare}");
+    assert!(
+        finished.stderr.contains("536870912 B x 1 is left out"),
+        "{}",
+        finished.stderr
+    );
     assert_eq!(
         (&cells[0]["engine"], &cells[0]["bad_pages"]),
         (&"kvgate_auto".into(), &0.into())

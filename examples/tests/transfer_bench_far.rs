@@ -170,6 +170,22 @@ fn a_side_that_is_lost_ends_the_other_with_3() {
 }
 
 #[test]
+fn another_tool_is_no_peer() {
+    let mut decode = Running::start(
+        env!("CARGO_BIN_EXE_pd-handoff"),
+        &["decode", "--listen", "127.0.0.1:0", "--transport", "tcp"],
+    );
+    let line = decode.wait_for_stdout("listening ");
+    let refused = measure(line.trim_start_matches("listening "), &BRIEF);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let error = error_of(&refused);
+    assert_eq!(
+        (&error["kind"], &error["field"]),
+        (&"schema_mismatch".into(), &"peer".into())
+    );
+}
+
+#[test]
 fn addresses_are_judged_before_anything_is_sent() {
     let run = |args: &[&str]| Running::start(PROGRAM, &[args, &["--json"]].concat()).finish();
     let closed = {

@@ -1,4 +1,9 @@
-//! `cargo xtask bench handoff`: the figures of docs/performance.md.
+//! `cargo xtask bench`: the figures of docs/performance.md.
+
+mod markdown;
+mod profile;
+mod steps;
+mod transfer;
 
 use serde_json::{Map, Value};
 
@@ -22,16 +27,38 @@ pub(crate) struct Args {
     /// Prints one JSON object on stdout.
     #[arg(long)]
     json: bool,
+    /// Transfer: writes the tables and pictures of docs/performance.md; otherwise the tables go to stdout.
+    #[arg(long)]
+    write: bool,
+    /// Transfer: only the cases whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Transfer: without the grid beside other engines.
+    #[arg(long)]
+    no_grid: bool,
+    /// Transfer: shorter slices and a smaller grid, for a look.
+    #[arg(long)]
+    quick: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Which {
     /// Flash-shaped pools over shared memory, beside a single-thread memcpy of the same pages.
     Handoff,
+    /// Every path of the transfer engine beside its bare loop and beside other engines; less than ten minutes.
+    Transfer,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
-    let Which::Handoff = args.which;
+    if args.which == Which::Transfer {
+        let plan = transfer::Plan {
+            write: args.write,
+            only: args.only.as_deref(),
+            no_grid: args.no_grid,
+            quick: args.quick,
+        };
+        return transfer::run(workspace, &plan).map(|()| Outcome::Clean);
+    }
     let mut merged = Map::new();
     for run in [
         &[

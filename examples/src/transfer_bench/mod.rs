@@ -42,7 +42,7 @@ use self::control::Control;
 use crate::bench::Heap;
 use crate::handoff::child;
 use crate::handoff::console;
-use crate::handoff::failure::{self, Failure};
+use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::signals;
 use crate::tool::{self, Finished};
 
@@ -132,7 +132,14 @@ pub fn run_target(parent: Option<u32>) -> ExitCode {
 fn throughput(args: &ThroughputArgs) -> Result<Finished, Failure> {
     let route = args.common.route(args.loads.backend, &args.far)?;
     let plan = args.compare.plan(route.backend)?;
-    let loads: Vec<_> = args.loads.each().collect();
+    let mut loads: Vec<_> = args.loads.each().collect();
+    if plan.is_some() {
+        loads.retain(compare::is_compared);
+        if loads.is_empty() {
+            let message = "every load is more than the engines are asked for";
+            return Err(Failure::new(FailureKind::ProvesNothing, message).with_field("compare", ""));
+        }
+    }
     let mut rows = Vec::new();
     for load in &loads {
         let row = throughput::measure(load, &route)?;
@@ -152,7 +159,7 @@ fn throughput(args: &ThroughputArgs) -> Result<Finished, Failure> {
     };
     if let Some(failed) = comparison.own_failure() {
         let message = format!("{}: {}: {}", failed.engine, failed.asked, failed.message);
-        return Err(Failure::new(failure::FailureKind::PeerLost, message));
+        return Err(Failure::new(FailureKind::PeerLost, message));
     }
     bad_pages += comparison.own_bad_pages();
     lines.extend(comparison.lines());

@@ -116,6 +116,9 @@ pub struct Loads {
     /// Least size of a pool: a request touches few of its pages
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
     pool_mib: u64,
+    /// Only slices of the engine, for a profiler: no plain copies, no bare loop, no ratios
+    #[arg(long)]
+    engine_only: bool,
     /// Change a page of the target behind the back of every request that is compared
     #[cfg(feature = "fault-injection")]
     #[arg(long, conflicts_with = "peer")]
@@ -147,6 +150,8 @@ pub struct Load {
     pub index_k: IndexK,
     /// Least size of a pool.
     pub pool_mib: u64,
+    /// Only slices of the engine.
+    pub engine_only: bool,
     /// Change a page of the target behind the back of every request that is compared.
     #[cfg(feature = "fault-injection")]
     pub damage_page: bool,
@@ -177,6 +182,7 @@ impl Loads {
             tokens: self.tokens,
             index_k: self.index_k,
             pool_mib: self.pool_mib,
+            engine_only: self.engine_only,
             #[cfg(feature = "fault-injection")]
             damage_page: self.damage_page,
         })

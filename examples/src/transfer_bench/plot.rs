@@ -10,21 +10,29 @@ use super::compare::{Comparison, EngineKind};
 use super::row::Row;
 use crate::handoff::failure::{Failure, FailureKind};
 
-const COLOURS: [RGBColor; 14] = [
+const COLOURS: [RGBColor; 22] = [
     RGBColor(0, 90, 160),
     RGBColor(150, 150, 150),
     RGBColor(220, 130, 30),
     RGBColor(0, 140, 110),
     RGBColor(190, 40, 60),
     RGBColor(120, 80, 170),
-    RGBColor(90, 60, 40),
     RGBColor(60, 170, 220),
+    RGBColor(90, 60, 40),
     RGBColor(200, 170, 0),
     RGBColor(230, 120, 170),
     RGBColor(100, 130, 40),
     RGBColor(40, 40, 90),
     RGBColor(170, 90, 20),
     RGBColor(0, 0, 0),
+    RGBColor(120, 200, 150),
+    RGBColor(240, 90, 70),
+    RGBColor(70, 90, 220),
+    RGBColor(150, 0, 100),
+    RGBColor(0, 110, 60),
+    RGBColor(210, 200, 120),
+    RGBColor(100, 100, 100),
+    RGBColor(250, 170, 120),
 ];
 
 /// One named line.
@@ -93,7 +101,7 @@ fn over_sizes(path: &Path, rows: &[Row], comparison: Option<&Comparison>, counts
         x: "bytes of a page",
         y: "GB/s",
     };
-    line_picture(path, &axes, lines)
+    line_picture(path, &axes, &lines)
 }
 
 fn over_counts(path: &Path, rows: &[Row], comparison: Option<&Comparison>) -> Drawn {
@@ -121,7 +129,7 @@ fn over_counts(path: &Path, rows: &[Row], comparison: Option<&Comparison>) -> Dr
         x: "pages a request",
         y: "ns per page",
     };
-    line_picture(path, &axes, lines)
+    line_picture(path, &axes, &lines)
 }
 
 fn op(rows: &[&Row]) -> &'static str {
@@ -161,62 +169,63 @@ fn push(lines: &mut Vec<Line>, engine: &str, kind: EngineKind, point: (f64, f64)
     }
 }
 
-fn line_picture(path: &Path, axes: &Axes, lines: Vec<Line>) -> Drawn {
-    let root = SVGBackend::new(path, (860, 520)).into_drawing_area();
+/// Of the picture, for the names of the lines.
+const NAMES_FROM: i32 = 660;
+
+/// Every value of x gets the same room: they are few, and far apart.
+fn line_picture(path: &Path, axes: &Axes, lines: &[Line]) -> Drawn {
+    let root = SVGBackend::new(path, (860, 480)).into_drawing_area();
     root.fill(&WHITE)?;
+    let (left, right) = root.split_horizontally(NAMES_FROM);
+    let is_drawn = |value: f64| value.is_finite() && value > 0.0;
     let points = || lines.iter().flat_map(|line| &line.points);
-    let is_drawn = |value: &f64| value.is_finite() && *value > 0.0;
-    let range = |values: Vec<f64>| {
-        let (low, high) = values
-            .iter()
-            .filter(|value| is_drawn(value))
-            .fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), value| {
-                (low.min(*value), high.max(*value))
-            });
-        match low < high {
-            true => low * 0.8..high * 1.25,
-            false => high * 0.5..high * 2.0,
-        }
+    let values = different(points().map(|point| point.0 as u64));
+    let heights = points().map(|point| point.1).filter(|y| is_drawn(*y));
+    let (low, high) = heights.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), y| {
+        (low.min(y), high.max(y))
+    });
+    let y = match low <= high {
+        true => low * 0.8..high * 1.25,
+        false => 0.1..10.0,
     };
-    let (x, y) = (
-        range(points().map(|point| point.0).collect()),
-        range(points().map(|point| point.1).collect()),
-    );
-    let mut chart = ChartBuilder::on(&root)
-        .caption(&axes.caption, ("sans-serif", 18))
+    let last = values.len().saturating_sub(1) as f64;
+    let mut chart = ChartBuilder::on(&left)
+        .caption(&axes.caption, ("sans-serif", 17))
         .margin(10)
-        .right_y_label_area_size(170)
         .x_label_area_size(45)
         .y_label_area_size(60)
-        .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+        .build_cartesian_2d(-0.3..last + 0.3, y.log_scale())?;
+    let label = |x: &f64| {
+        let is_whole = (x - x.round()).abs() < 1e-6;
+        let value = values.get(x.round() as usize).filter(|_| is_whole);
+        value.map_or(String::new(), u64::to_string)
+    };
     chart
         .configure_mesh()
         .light_line_style(WHITE)
         .x_desc(axes.x)
         .y_desc(axes.y)
-        .x_label_formatter(&|value| format!("{value:.0}"))
+        .x_labels(2 * values.len())
+        .x_label_formatter(&label)
         .y_label_formatter(&|value| short(*value))
         .draw()?;
     for (number, line) in lines.iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
-        let width = if number == 0 { 3 } else { 1 };
-        let drawn = line.points.iter().copied();
-        let drawn: Vec<_> = drawn.filter(|(x, y)| is_drawn(x) && is_drawn(y)).collect();
+        let is_own = number == 0 || line.name.starts_with("kvgate");
+        let style = colour.stroke_width(if is_own { 3 } else { 1 });
+        let at = |(x, y): &(f64, f64)| {
+            let index = values.binary_search(&(*x as u64)).ok()?;
+            is_drawn(*y).then_some((index as f64, *y))
+        };
+        let drawn: Vec<_> = line.points.iter().filter_map(at).collect();
         let dots = drawn.iter().map(|at| Circle::new(*at, 3, colour.filled()));
         chart.draw_series(dots)?;
-        chart
-            .draw_series([PathElement::new(drawn, colour.stroke_width(width))])?
-            .label(&line.name)
-            .legend(move |(x, y)| {
-                PathElement::new([(x, y), (x + 14, y)], colour.stroke_width(width))
-            });
+        chart.draw_series([PathElement::new(drawn, style)])?;
+        let row = 44 + 19 * number as i32;
+        right.draw(&PathElement::new([(6, row), (28, row)], style))?;
+        let text = ("sans-serif", 13).into_font();
+        right.draw(&Text::new(line.name.clone(), (34, row - 7), text))?;
     }
-    chart
-        .configure_series_labels()
-        .background_style(WHITE)
-        .border_style(RGBColor(200, 200, 200))
-        .position(SeriesLabelPosition::Coordinate(640, 10))
-        .draw()?;
     root.present()?;
     Ok(())
 }

@@ -32,7 +32,9 @@ pub fn measure(load: &Load, route: &Route) -> Result<Row, Failure> {
     let backend = pair.backend();
     let mut bench = Bench::new(pair, load, 1)?;
     bench.verified_pass()?;
-    bench.open_bare_loop()?;
+    if !load.engine_only {
+        bench.open_bare_loop()?;
+    }
     let until = Instant::now() + Duration::from_secs_f64(load.duration);
     while bench.rounds() < LEAST_ROUNDS || Instant::now() < until {
         bench.round()?;
@@ -57,6 +59,8 @@ pub struct Bench {
     direction: Direction,
     check: Check,
     concurrency: usize,
+    /// Only slices of the engine.
+    is_alone: bool,
     bare_loop: Option<BareLoop>,
     #[cfg(feature = "fault-injection")]
     damage_page: bool,
@@ -148,6 +152,7 @@ impl Bench {
             direction: load.op,
             check: load.check,
             concurrency: load.concurrency as usize,
+            is_alone: load.engine_only,
             bare_loop: None,
             #[cfg(feature = "fault-injection")]
             damage_page: load.damage_page,
@@ -239,6 +244,7 @@ impl Bench {
         for kind in order {
             match kind {
                 Kind::Engine => round.engine = self.engine_slice()?,
+                Kind::Memcpy if self.is_alone => {}
                 Kind::Memcpy => round.memcpy = self.memcpy_slice(),
                 Kind::Limit => round.limit = self.limit_slice()?,
             }

@@ -197,6 +197,7 @@ fn load_of(asked: &Asked) -> Load {
         tokens: None,
         index_k: IndexK::default(),
         pool_mib: POOL_LEAST_BYTES >> 20,
+        engine_only: false,
         #[cfg(feature = "fault-injection")]
         damage_page: false,
     }

@@ -155,6 +155,19 @@ pub fn run(loads: &[Load], plan: &Plan) -> Result<Comparison, Failure> {
     })
 }
 
+/// Whether the engines can be asked for it. What is left out is told.
+#[must_use]
+pub fn is_compared(load: &Load) -> bool {
+    let bytes = load.page_bytes * u64::from(load.pages);
+    if bytes > REQUEST_BYTES {
+        console::note(&format!(
+            "compare: {} B x {} is left out: more than {REQUEST_BYTES} bytes a request",
+            load.page_bytes, load.pages
+        ));
+    }
+    bytes <= REQUEST_BYTES
+}
+
 fn check(load: &Load) -> Result<(), Failure> {
     let is_known = load.order == Order::Random && load.concurrency == 1 && load.model.is_none();
     match is_known {
@@ -206,8 +219,7 @@ impl OneEngine<'_> {
         };
         let mut answers = Vec::new();
         for (number, load) in loads.iter().enumerate() {
-            let is_too_much = load.page_bytes * u64::from(load.pages) > REQUEST_BYTES;
-            if is_too_much || load.pages > self.engine.most_pages {
+            if load.pages > self.engine.most_pages {
                 continue;
             }
             let op = match load.op {
