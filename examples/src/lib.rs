@@ -10,5 +10,6 @@ pub mod check;
 pub mod handoff;
 pub mod logits;
 pub mod status;
+pub mod tier_bench;
 pub mod tool;
 pub mod transfer_bench;
