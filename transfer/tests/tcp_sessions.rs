@@ -187,6 +187,17 @@ fn the_newer_connection_wins_over_one_that_is_half_open() {
         resumed(&node.agent);
     }
     assert!(flight.close().wait(patience()).is_ok());
+    #[cfg(feature = "metrics")]
+    for line in [
+        "kvgate_reconnects_total{backend=\"tcp\"} 1",
+        "kvgate_retries_total 1",
+        "kvgate_notifications_total{outcome=\"sent\"} 1",
+        "kvgate_notifications_total{outcome=\"replayed\"} 1",
+        "kvgate_notifications_total{outcome=\"duplicate\"} 0",
+    ] {
+        let text = pair.a.agent.metrics_text();
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
     end(pair);
 }
 

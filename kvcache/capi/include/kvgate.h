@@ -356,7 +356,7 @@ typedef struct kv_incarnation {
 typedef struct kv_peer_info {
   // `sizeof(struct kv_peer_info)`; set it before the call.
   uint32_t struct_bytes;
-  // 1 while the connection stands, 0 when it has ended.
+  // 1 while the connection stands, or has broken and may come back; 0 when it has ended.
   uint32_t is_up;
   // What carries it, an `enum kv_backend`.
   uint32_t backend;

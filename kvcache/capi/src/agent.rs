@@ -94,7 +94,7 @@ pub enum kv_backend {
 pub struct kv_peer_info {
     /// `sizeof(struct kv_peer_info)`; set it before the call.
     pub struct_bytes: u32,
-    /// 1 while the connection stands, 0 when it has ended.
+    /// 1 while the connection stands, or has broken and may come back; 0 when it has ended.
     pub is_up: u32,
     /// What carries it, an `enum kv_backend`.
     pub backend: u32,
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn kv_agent_peer(
         let found = agent.peer(peer)?;
         out.set(kv_peer_info {
             struct_bytes: size_of::<kv_peer_info>() as u32,
-            is_up: u32::from(found.state == PeerState::Up),
+            is_up: u32::from(!matches!(found.state, PeerState::Down(_))),
             backend: backend_of(found.backend) as u32,
             pool_count: found.pools.len() as u32,
             incarnation: found.incarnation.into(),

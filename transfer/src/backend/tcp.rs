@@ -306,9 +306,18 @@ fn with(cause: &Cause, why: &str) -> Cause {
 impl Shared {
     /// Takes an item in and sends what is to be sent.
     fn push(&self, item: Item) -> Result<(), Error> {
-        self.session.push(item).ok_or(ErrorKind::Closed)?;
+        self.session.push(item).ok_or_else(|| self.over())?;
         self.pump();
         Ok(())
+    }
+
+    /// Why nothing is taken any more.
+    fn over(&self) -> Error {
+        if self.is_closed_here() {
+            return ErrorKind::Closed.into();
+        }
+        let reason = "the connection has ended".into();
+        ErrorKind::PeerLost { reason }.into()
     }
 
     fn pump(&self) {
@@ -408,7 +417,7 @@ impl Shared {
                 }
                 Ok(())
             }
-            None if self.session.is_closed() => Err(ErrorKind::Closed.into()),
+            None if self.session.is_closed() => Err(self.over()),
             None => Ok(()),
         }
     }
@@ -454,7 +463,7 @@ impl Link for TcpLink {
             }
             Op::Read => {
                 if self.shared.session.is_closed() {
-                    return Err(ErrorKind::Closed.into());
+                    return Err(self.shared.over());
                 }
                 self.shared.reads.add(op);
                 self.shared.ask();

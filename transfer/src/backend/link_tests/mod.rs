@@ -10,6 +10,7 @@ mod frames;
 mod greetings;
 mod moves;
 mod reads;
+mod sessions;
 
 use bytes::Bytes;
 

@@ -159,3 +159,145 @@ fn a_closed_session_keeps_and_sends_nothing() {
     direction.pump(9);
     assert!(direction.sent.is_empty() && direction.told.is_empty());
 }
+
+/// splitmix64
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// One direction over connections that lose whatever is on its way when they break.
+struct World {
+    session: Session<(), u64, ()>,
+    received: Received,
+    on_their_way: VecDeque<u64>,
+    /// Number, and whether it is a refusal.
+    answers: VecDeque<(u64, bool)>,
+    refused: Vec<u64>,
+    handled: Vec<u64>,
+    told: Vec<(u64, bool)>,
+    connection: u64,
+}
+
+impl World {
+    fn new(every_items: u64) -> Self {
+        Self {
+            session: Session::new(()),
+            received: Received::new(every_items, u64::MAX),
+            on_their_way: VecDeque::new(),
+            answers: VecDeque::new(),
+            refused: Vec::new(),
+            handled: Vec::new(),
+            told: Vec::new(),
+            connection: 1,
+        }
+    }
+
+    /// Sends until the connection has taken so many.
+    fn pump(&mut self, most: u64) {
+        let mut left = most;
+        let (way, told) = (&mut self.on_their_way, &mut self.told);
+        let send = |_: (u64, &()), number, _: &u64, _| {
+            let takes = left > 0;
+            left = left.saturating_sub(1);
+            if takes {
+                way.push_back(number);
+            }
+            takes
+        };
+        self.session
+            .pump(send, |item, refusal| told.push((item, refusal.is_some())));
+    }
+
+    fn receive(&mut self) {
+        let Some(number) = self.on_their_way.pop_front() else {
+            return;
+        };
+        assert_eq!(
+            self.received.take(number),
+            Take::Fresh,
+            "no number twice, and none missing"
+        );
+        self.handled.push(number);
+        let is_due = self.received.handled(0);
+        let is_refused = number % 7 == 0;
+        if is_refused {
+            self.refused.push(number);
+        }
+        if is_due || is_refused {
+            self.answers.push_back((self.received.tell(), is_refused));
+        }
+    }
+
+    fn hear(&mut self) {
+        if let Some((through, is_refused)) = self.answers.pop_front() {
+            let told = &mut self.told;
+            let tell = |item, refusal: Option<()>| told.push((item, refusal.is_some()));
+            let refusal = is_refused.then_some(());
+            self.session
+                .answered(self.connection, through, refusal, tell)
+                .unwrap();
+        }
+    }
+
+    fn break_and_go_on(&mut self) {
+        self.on_their_way.clear();
+        self.answers.clear();
+        self.session.suspend();
+        let resumed = self.session.resume((), self.received.through());
+        self.connection = resumed.unwrap().unwrap();
+        self.answers
+            .extend(self.refused.iter().map(|number| (*number, true)));
+        self.answers.push_back((self.received.tell(), false));
+    }
+}
+
+#[test]
+fn seeded_breaks_lose_nothing_repeat_nothing_and_forget_no_refusal() {
+    const ITEMS: u64 = 60;
+    let mut break_count = 0;
+    for seed in 0..3_000 {
+        let mut random = Random(seed);
+        let mut world = World::new(1 + random.below(5));
+        let (mut pushed, mut budget) = (0, 1 + random.below(12));
+        while pushed < ITEMS {
+            match random.below(10) {
+                0..=2 => {
+                    pushed += 1;
+                    assert_eq!(world.session.push(pushed), Some(pushed), "seed {seed}");
+                }
+                3..=5 => world.pump(random.below(4)),
+                6 | 7 => world.receive(),
+                8 => world.hear(),
+                _ if budget > 0 => {
+                    budget -= 1;
+                    break_count += 1;
+                    world.break_and_go_on();
+                }
+                _ => {}
+            }
+        }
+        world.break_and_go_on();
+        world.pump(ITEMS + 1);
+        while !world.on_their_way.is_empty() {
+            world.receive();
+        }
+        world.answers.push_back((world.received.tell(), false));
+        while !world.answers.is_empty() {
+            world.hear();
+        }
+        let all: Vec<u64> = (1..=ITEMS).collect();
+        assert_eq!(world.handled, all, "seed {seed}");
+        let told: Vec<(u64, bool)> = all.iter().map(|n| (*n, n % 7 == 0)).collect();
+        assert_eq!(world.told, told, "seed {seed}");
+        assert_eq!(world.session.unanswered_count(), 0, "seed {seed}");
+    }
+    assert!(break_count > 10_000, "{break_count}");
+}
