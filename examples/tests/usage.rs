@@ -42,6 +42,9 @@ fn options_that_do_not_parse() {
     refused(&["--cancel-share", "1.5"], "cancel-share", "1.5");
     refused(&["--pool-pages", "0"], "pool-pages", "0");
     refused(&["--chunk", "0"], "chunk", "0");
+    refused(&["--turns", "0"], "turns", "0");
+    refused(&["--host-pages", "tiny"], "host-pages", "tiny");
+    refused(&["--sessions", "2"], "transport", "shm");
 }
 
 #[test]

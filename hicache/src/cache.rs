@@ -13,8 +13,9 @@ use crate::side::{Side, tokens_of};
 pub enum Origin {
     /// In the device pool, complete.
     Device,
-    /// On its way into the device pool: layers open as they land.
-    Loading,
+    /// In the host tier: it is on its way into the device pool, and layers open as they land. A load of
+    /// another request, or a hand-off, that is still under way counts as one too.
+    Host,
 }
 
 /// A prefix that a request can go on from, with [`kvgate_kvcache::PoolSet::resume`].
@@ -47,7 +48,7 @@ pub enum Backup {
 pub struct Counts {
     /// Lookups that found a prefix in the device pool, complete.
     pub device_hits: u64,
-    /// Lookups that found one on its way from the host tier.
+    /// Lookups that found one in the host tier, or on its way from there.
     pub host_hits: u64,
     /// Lookups that found nothing to go on from.
     pub misses: u64,
@@ -153,8 +154,11 @@ impl Hicache {
             None => device,
         };
         let found = match found {
-            Hit::Ready { lease, tokens } => Some((lease, tokens, Origin::Device)),
-            Hit::Pending { lease, tokens } => Some((lease, tokens, Origin::Loading)),
+            // What was not here before the load came from the host tier, also if it has landed by now.
+            Hit::Ready { lease, tokens } if tokens <= here => Some((lease, tokens, Origin::Device)),
+            Hit::Ready { lease, tokens } | Hit::Pending { lease, tokens } => {
+                Some((lease, tokens, Origin::Host))
+            }
             Hit::Miss => None,
         };
         let mut state = self.state.lock();
@@ -164,7 +168,7 @@ impl Hicache {
                 counts.hit_tokens += u64::from(*tokens);
                 match origin {
                     Origin::Device => counts.device_hits += 1,
-                    Origin::Loading => counts.host_hits += 1,
+                    Origin::Host => counts.host_hits += 1,
                 }
             }
             None => counts.misses += 1,

@@ -23,7 +23,7 @@ fn what_was_backed_up_and_evicted_comes_back_whole() {
         assert_eq!(world.cache.backup(&tokens(1, 512)).unwrap(), Backup::Taken);
         world.evict_device();
         let found = world.cache.lookup(&tokens(1, 600)).unwrap();
-        assert_eq!(found.tokens, 512);
+        assert_eq!((found.tokens, found.origin), (512, Origin::Host));
         world.run();
         let (lease, restored) = world.resume(found, 1).unwrap();
         assert_eq!(restored, digests);

@@ -10,6 +10,7 @@ use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
+use super::turns::{TierPages, TurnOptions};
 use super::version;
 
 /// Hands the KV cache of a prompt from a prefill process to a decode process and compares every logit
@@ -25,6 +26,8 @@ pub struct Cli {
     prompt: PromptArgs,
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    turns: TurnArgs,
     /// How the bytes travel
     #[arg(long, value_enum, default_value_t)]
     transport: Transport,
@@ -146,6 +149,26 @@ struct PromptArgs {
     cancel_share: f64,
 }
 
+/// Conversations over the tiers of the cache.
+#[derive(Args, Debug)]
+struct TurnArgs {
+    /// Conversations that begin alike, in one process over a device pool and a host tier [default: 1]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    sessions: Option<u32>,
+    /// Turns of each conversation; every one adds about 300 tokens and decodes 16 [default: 1]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    turns: Option<u32>,
+    /// Logical pages of the device pool, or small: an eighth of what the run stores [default: everything fits]
+    #[arg(long, value_name = "N|small")]
+    device_pages: Option<TierPages>,
+    /// Logical pages of the host tier, or small: a half of what the run stores [default: everything fits]
+    #[arg(long, value_name = "N|small")]
+    host_pages: Option<TierPages>,
+    /// Compare every turn bit for bit with a run without a cache
+    #[arg(long)]
+    verify_cold: bool,
+}
+
 #[derive(Args, Debug)]
 struct OutputArgs {
     /// Write the timeline as one static HTML file
@@ -209,6 +232,17 @@ pub enum Command {
         prompt: PromptOptions,
         /// Files and JSON.
         output: OutputOptions,
+    },
+    /// Conversations over the tiers of the cache, in this process.
+    Converse {
+        /// Model and formats.
+        host: HostOptions,
+        /// Prompt and chunk.
+        prompt: PromptOptions,
+        /// Conversations and tiers.
+        turns: TurnOptions,
+        /// One JSON object on stdout.
+        json: bool,
     },
     /// Write the built-in model.
     DumpModel {
@@ -297,6 +331,14 @@ impl Cli {
                 None => {
                     let prompt = self.prompt.into_options(&self.host);
                     let host = self.host.into_options(self.transport, None);
+                    if let Some(turns) = self.turns.into_options() {
+                        return Command::Converse {
+                            host,
+                            prompt,
+                            turns,
+                            json: self.output.json,
+                        };
+                    }
                     Command::Launch {
                         host,
                         prompt,
@@ -386,6 +428,24 @@ impl PromptArgs {
             hold: host.hold(),
             given: None,
         }
+    }
+}
+
+impl TurnArgs {
+    /// `None` when none of the options was given.
+    fn into_options(self) -> Option<TurnOptions> {
+        let is_asked = self.sessions.is_some()
+            || self.turns.is_some()
+            || self.device_pages.is_some()
+            || self.host_pages.is_some()
+            || self.verify_cold;
+        is_asked.then(|| TurnOptions {
+            sessions: self.sessions.unwrap_or(1),
+            turns: self.turns.unwrap_or(1),
+            device_pages: self.device_pages.unwrap_or_default(),
+            host_pages: self.host_pages.unwrap_or_default(),
+            is_verified: self.verify_cold,
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use super::cli::{self, Command, Refusal};
 use super::console;
 use super::failure::Failure;
 use super::report::failure_json;
-use super::{launcher, model, remote, role};
+use super::{launcher, model, remote, role, turns};
 
 /// Runs `pd-handoff` with the arguments after its name and returns the exit code.
 #[must_use]
@@ -53,6 +53,15 @@ fn perform(command: Command) -> u8 {
         } => {
             console::start_logging(host.verbosity);
             remote::prefill(&connect, &host, &prompt, json)
+        }
+        Command::Converse {
+            host,
+            prompt,
+            turns,
+            json,
+        } => {
+            console::start_logging(host.verbosity);
+            turns::run(&host, &prompt, &turns, json)
         }
         Command::DumpModel { dir, seed, json } => match model::dump_built_in(&dir, seed) {
             Ok(()) => 0,

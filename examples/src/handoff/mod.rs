@@ -38,4 +38,5 @@ pub mod sizing;
 pub mod table;
 pub mod tally;
 pub mod timeline;
+pub mod turns;
 pub mod version;

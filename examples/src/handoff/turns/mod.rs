@@ -1,0 +1,142 @@
+//! Conversations of several turns over the tiers of the cache, in one process: every turn goes on behind the
+//! longest prefix that the device pool or the host tier has, and is compared with a run without a cache.
+
+mod report;
+mod schedule;
+mod serve;
+
+use std::str::FromStr;
+use std::time::Instant;
+
+use super::console;
+use super::failure::{Failure, FailureKind};
+use super::model::Host;
+use super::options::{HostOptions, PromptOptions, Transport};
+use super::prompt::PromptSource;
+use super::report::failure_json;
+
+use report::Report;
+use schedule::Plan;
+use serve::Server;
+
+/// Tokens that every turn decodes; they become part of the conversation.
+pub(crate) const DECODED_TOKENS: u32 = 16;
+
+/// How much a tier holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TierPages {
+    /// Everything that the run stores.
+    #[default]
+    Everything,
+    /// A part of it: an eighth in the device pool, a half in the host tier.
+    Small,
+    /// So many logical pages.
+    Pages(u32),
+}
+
+impl FromStr for TierPages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "small" {
+            return Ok(Self::Small);
+        }
+        match text.parse::<u32>() {
+            Ok(pages) if pages > 0 => Ok(Self::Pages(pages)),
+            _ => Err("expected small or a number of pages from 1".to_owned()),
+        }
+    }
+}
+
+/// What a run of conversations is asked to do.
+#[derive(Clone, Debug)]
+pub struct TurnOptions {
+    /// Conversations.
+    pub sessions: u32,
+    /// Turns of each.
+    pub turns: u32,
+    /// Size of the device pool.
+    pub device_pages: TierPages,
+    /// Size of the host tier.
+    pub host_pages: TierPages,
+    /// Compare every turn with a run without a cache.
+    pub is_verified: bool,
+}
+
+/// Runs the conversations and returns the exit code.
+#[must_use]
+pub fn run(host: &HostOptions, prompt: &PromptOptions, turns: &TurnOptions, is_json: bool) -> u8 {
+    match converse(host, prompt, turns) {
+        Ok(report) => {
+            if let Some(failure) = report.proves_nothing() {
+                console::note(&report.text());
+                return refuse(&failure, is_json);
+            }
+            report.print(is_json);
+            report.exit_code()
+        }
+        Err(failure) => refuse(&failure, is_json),
+    }
+}
+
+fn refuse(failure: &Failure, is_json: bool) -> u8 {
+    console::error(failure);
+    if is_json {
+        console::print(&failure_json(failure, None).to_string());
+    } else {
+        console::print(&format!("verdict: INVALID ({failure})"));
+    }
+    failure.exit_code()
+}
+
+fn converse(
+    options: &HostOptions,
+    prompt: &PromptOptions,
+    turns: &TurnOptions,
+) -> Result<Report, Failure> {
+    if options.transport != Transport::Local {
+        let message = format!(
+            "--transport is {}, expected local: the turns of a conversation are computed in one process",
+            options.transport.id()
+        );
+        let failure = Failure::new(FailureKind::Usage, message);
+        return Err(failure.with_field("transport", options.transport.id()));
+    }
+    let began = Instant::now();
+    let host = Host::load(options)?;
+    let source = PromptSource::open(
+        prompt.prompt_file.as_deref(),
+        options.seed,
+        host.vocab_size(),
+    )?;
+    let plan = Plan::new(options.seed, turns.sessions, turns.turns, &source);
+    let longest = plan.longest_tokens();
+    if longest > host.context_tokens() {
+        let expected = format!(
+            "at most {} tokens at the end of a conversation",
+            host.context_tokens()
+        );
+        return Err(Failure::input("turns", turns.turns, &expected).with_field("turns", longest));
+    }
+    let mut server = Server::new(&host, options, prompt.chunk, turns, &plan)?;
+    for turn in plan.order() {
+        server.serve(&plan, *turn)?;
+    }
+    let mut report = server.finish()?;
+    report.elapsed_ms = began.elapsed().as_millis() as u64;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_is_small_or_has_a_number_of_pages() {
+        assert_eq!("small".parse(), Ok(TierPages::Small));
+        assert_eq!("7".parse(), Ok(TierPages::Pages(7)));
+        for text in ["0", "-1", "big", ""] {
+            assert!(text.parse::<TierPages>().is_err(), "{text}");
+        }
+    }
+}
