@@ -1,5 +1,6 @@
 //! [`Hicache`]: the device pool and the host tier as one cache of prefixes.
 
+use kvgate_kvcache::identity::NamespaceDigest;
 use kvgate_kvcache::{CacheSchema, ComponentRow, Hit, PrefixLease};
 use kvgate_transfer::sync::{AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{Cause, Deadline, Epoch, PeerId, StageId};
@@ -108,7 +109,8 @@ impl Hicache {
     ///
     /// # Errors
     /// `InvalidRequest` when the pools of the two do not have the same schema, with the component or the field
-    /// that tells them apart.
+    /// that tells them apart, or when their trees are of different namespaces: another tenant's prefixes would
+    /// be hits.
     pub fn over(
         device: Side,
         host: Side,
@@ -117,6 +119,7 @@ impl Hicache {
     ) -> Result<Hicache, kvgate_kvcache::Error> {
         // Components that one side does not have would be lost on the way (I-15).
         check_schemas(device.pools().schema(), host.pools().schema())?;
+        check_namespaces(device.tree().namespace(), host.tree().namespace())?;
         Ok(Hicache {
             device,
             host,
@@ -323,6 +326,23 @@ impl Hicache {
     fn next_epoch(&self) -> Epoch {
         Epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
     }
+}
+
+/// Keys are made in the namespace of each tree: two of them would give one tenant what is another's.
+fn check_namespaces(
+    device: NamespaceDigest,
+    host: NamespaceDigest,
+) -> Result<(), kvgate_kvcache::Error> {
+    if device == host {
+        return Ok(());
+    }
+    let first = |digest: NamespaceDigest| u64::from_be_bytes(std::array::from_fn(|i| digest.0[i]));
+    let kind = kvgate_kvcache::ErrorKind::InvalidRequest {
+        field: "namespace of the host tier, its first 8 bytes",
+        value: first(host),
+        expected: format!("{}, that of the device tree", first(device)),
+    };
+    Err(kind.into())
 }
 
 /// Whether the host side can hold every component of the device side.

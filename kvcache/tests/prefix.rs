@@ -300,3 +300,44 @@ proptest! {
         prop_assert!(pair.target.stats().is_conserved());
     }
 }
+
+/// Asks nobody and proposes what it likes.
+#[derive(Debug)]
+struct Rogue(identity::BlockKey);
+
+impl prefix::EvictionPolicy for Rogue {
+    fn inserted(&mut self, block: identity::BlockKey) {
+        self.0 = block;
+    }
+
+    fn used(&mut self, _block: identity::BlockKey) {}
+
+    fn removed(&mut self, _block: identity::BlockKey) {}
+
+    fn victim(
+        &mut self,
+        _can_go: &mut dyn FnMut(&identity::BlockKey) -> bool,
+    ) -> Option<identity::BlockKey> {
+        Some(self.0)
+    }
+}
+
+#[test]
+fn a_policy_cannot_give_up_what_is_leased_or_unknown() {
+    let pair = pair(8, 4, 4);
+    let pools = &pair.target;
+    let policy = Box::new(Rogue(identity::BlockKey([7; 32])));
+    let namespace = identity::Namespace::new(pools.schema(), 256, b"").unwrap();
+    let tree = PrefixTree::in_namespace(pools, namespace, policy).unwrap();
+    assert_eq!(tree.evict(1), 0, "a page that nobody knows");
+    let flight = pair.hand_over(256, 280, 1, 5);
+    tree.insert(&prompt(256, 1), &flight).unwrap();
+    tree.settle();
+    drop(flight);
+    let Hit::Ready { lease, .. } = tree.lookup(&prompt(300, 1)) else {
+        panic!("it has landed");
+    };
+    assert_eq!(tree.evict(1), 0, "leased");
+    drop(lease);
+    assert_eq!(tree.evict(9), 1, "and then nothing is left of it");
+}

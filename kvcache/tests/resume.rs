@@ -312,6 +312,47 @@ fn a_prefix_arrives_behind_what_is_there() {
     }
 }
 
+/// Whoever leased a prefix while it was on its way keeps also what its flight holds of others, although the
+/// flight has no slot of its own left: the tree has them all. Afterwards nothing is held any more.
+#[test]
+fn a_lease_of_a_pending_prefix_keeps_what_its_flight_holds() {
+    let pair = pair(8, 8, 2);
+    let (from, into) = (PrefixTree::new(&pair.source), PrefixTree::new(&pair.target));
+    publish(&pair.source, &from, 256, 5);
+    drop(publish_rest(&pair, &from));
+    let mut held = None;
+    for (start, end) in [(0, 256), (256, 512)] {
+        let prefix = Arc::new(ready(&from, end + 1));
+        let writers = vec![WriterLayers {
+            rank: WriterRank(0),
+            layers: 0..pair.source.schema().layer_count(),
+        }];
+        let schema = pair.target.schema().clone();
+        let plan = TransferPlan::compile_from(schema, start, end, vec![end], writers).unwrap();
+        let slots = pair.target.reserve_prefix(end, held.take(), Room(7));
+        let writer = [(pair.to_sender, WriterRank(0))];
+        let flight = slots
+            .unwrap()
+            .into_inflight(&plan, Epoch(u64::from(end)), &writer);
+        let mut flight = flight.map_err(|e| e.1).unwrap();
+        flight.arm(&pair.receiver, None).unwrap();
+        into.insert(&tokens(end), &flight).unwrap();
+        let Hit::Pending { lease, .. } = into.resumable(&tokens(end + 1)) else {
+            panic!("it is on its way");
+        };
+        send_prefix(&pair, &plan, &prefix, &flight);
+        into.settle();
+        let mut draining = flight.close();
+        assert!(!draining.poll(), "a lease of the flight is held");
+        drop(draining);
+        assert_eq!(into.evict(8), 0);
+        held = (start == 0).then(|| ready(&into, end + 1));
+        drop(lease);
+    }
+    assert_eq!(into.evict(8), 2);
+    assert_eq!(pair.target.stats().pages.free, 8);
+}
+
 /// Goes on behind 256 tokens and publishes 512.
 fn publish_rest(pair: &Pair, tree: &PrefixTree) -> WriteLease {
     let pools = &pair.source;
@@ -416,5 +457,10 @@ fn a_hand_off_leaves_out_what_decode_holds() {
     let mut rows = view.component(Component::C4Latent).unwrap();
     let row = vec![0; rows.row_image_bytes()];
     assert!(rows.write_row(127, &row).is_err(), "shared");
+    assert!(
+        rows.write_row(149, &row).is_err(),
+        "landed, and perhaps the tree's"
+    );
+    assert_eq!(rows.first_writable_entry(), 150);
     rows.write_row(150, &row).unwrap();
 }

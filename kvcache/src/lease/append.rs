@@ -58,12 +58,8 @@ impl AppendLease {
             }
             .into());
         }
-        let tenancy = &core.tenancy;
-        Ok(LayerMut::new(
-            tenancy,
-            ready.layer(),
-            tenancy.shared_tokens(),
-        ))
+        let floor_tokens = core.landing_tokens;
+        Ok(LayerMut::new(&core.tenancy, ready.layer(), floor_tokens))
     }
 
     /// The right to read what this one appends to.

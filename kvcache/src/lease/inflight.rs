@@ -35,6 +35,9 @@ pub struct InFlight {
 pub(crate) struct FlightCore {
     pub(crate) tenancy: Arc<Tenancy>,
     pub(crate) barrier: Arc<Barrier>,
+    /// Tokens that the writers bring. Their rows are read only for whoever appends (I-19): the tree may
+    /// have given them to others.
+    pub(crate) landing_tokens: u32,
     /// Whether somebody holds the append right (I-19).
     is_appending: AtomicBool,
 }
@@ -57,6 +60,7 @@ impl WriteLease {
                 let core = FlightCore {
                     tenancy,
                     barrier,
+                    landing_tokens: plan.prompt_tokens(),
                     is_appending: AtomicBool::new(false),
                 };
                 let (core, writers) = (Arc::new(core), writers.to_vec());

@@ -103,7 +103,7 @@ impl<'a> ComponentView<'a> {
     }
 
     /// Entries before this one are read only, whatever the lease allows: they lie in pages that are
-    /// shared with others. 0 where nothing is shared.
+    /// shared with others, or have landed and may be. 0 where nothing is shared.
     pub fn first_writable_entry(&self) -> u32 {
         self.first_writable_entry
     }

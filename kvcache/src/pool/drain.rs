@@ -118,15 +118,17 @@ impl Parked {
         let is_ours = |proof: &Quiesced| proof.is_for(&self.ledger);
         let is_local_quiet = self.ledger_proof.as_ref().is_some_and(is_ours);
         let is_flight_quiet = self.flight_epoch.is_none() || self.flight_proof.is_some();
-        if is_local_quiet && is_flight_quiet {
-            for kept in self.kept.drain(..) {
-                match kept {
-                    Kept::HandedOver(access) => drop(access),
-                    Kept::Shared(hold) => hold.release(allocator),
-                }
-            }
-            self.slots = allocator.free(&self.slots);
+        // Also with no slot left of its own: what it keeps of others waits for the same proof.
+        if !is_local_quiet || !is_flight_quiet {
+            return false;
         }
+        for kept in self.kept.drain(..) {
+            match kept {
+                Kept::HandedOver(access) => drop(access),
+                Kept::Shared(hold) => hold.release(allocator),
+            }
+        }
+        self.slots = allocator.free(&self.slots);
         self.slots.is_empty()
     }
 

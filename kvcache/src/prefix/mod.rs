@@ -33,7 +33,7 @@ pub use lease::{PrefixLayer, PrefixLease};
 pub use policy::{EvictionPolicy, Lru};
 
 use crate::error::Error;
-use crate::identity::{BlockKey, KeyChain, Namespace};
+use crate::identity::{BlockKey, KeyChain, Namespace, NamespaceDigest};
 use crate::ids::PageId;
 use crate::lease::inflight::{FlightCore, InFlight};
 use crate::lease::stage_of;
@@ -124,6 +124,11 @@ impl PrefixTree {
             PAGE_TOKENS => Ok(PrefixTree::over(pools, namespace, policy)),
             other => Err(invalid("block_tokens", other, PAGE_TOKENS.to_string())),
         }
+    }
+
+    /// Which prefixes it can hold.
+    pub fn namespace(&self) -> NamespaceDigest {
+        self.inner.lock().namespace.digest()
     }
 
     fn over(pools: &PoolSet, namespace: Namespace, policy: Box<dyn EvictionPolicy>) -> PrefixTree {
@@ -316,7 +321,8 @@ impl PrefixTree {
                 let is_ready = node.state.is_ready() && node.child_count == 0;
                 is_ready && tail_is_free && slot.state().readers == 0
             };
-            let Some(block) = policy.victim(&mut is_free) else {
+            // A policy proposes; what is leased, unknown or has others behind it stays.
+            let Some(block) = policy.victim(&mut is_free).filter(&mut is_free) else {
                 break;
             };
             self.remove(&mut inner, block);
