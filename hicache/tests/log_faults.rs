@@ -437,3 +437,71 @@ fn strict_syncs_every_record_and_none_syncs_nothing() {
         assert_eq!(log.stats().sync_count, expected, "{durability:?}");
     }
 }
+
+/// A long life on a real disk: every byte that was put is held, evicted or removed, and the files are as
+/// long as the figures say.
+#[test]
+fn a_long_life_conserves_records_and_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let sample = Sample::small(96);
+    let config = LogConfig {
+        capacity_bytes: 512 << 10,
+        segment_bytes: 64 << 10,
+        durability: Durability::None,
+        ..LogConfig::default()
+    };
+    let mut log = SegmentLog::open_directory(folder.path(), config.clone()).unwrap();
+    let (mut held, mut state) = (HashSet::new(), 1_u64);
+    for step in 0..12_000_u32 {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let k = (state >> 33) as u32 % 96;
+        match state >> 60 {
+            0..=8 => {
+                let stored = put(&log, &sample, k).unwrap();
+                assert_eq!(
+                    stored == Stored::Present,
+                    held.contains(&sample.id(Block, k))
+                );
+                held.insert(sample.id(Block, k));
+            }
+            9 => {
+                let namespace = sample.namespace().digest();
+                let removed = log.remove(namespace, sample.id(Block, k), soon()).unwrap();
+                assert_eq!(removed, held.remove(&sample.id(Block, k)));
+            }
+            _ => {
+                let found = read(&log, &sample, k);
+                assert_eq!(
+                    found.is_ok(),
+                    held.contains(&sample.id(Block, k)),
+                    "{found:?}"
+                );
+            }
+        }
+        for id in log.drain_evicted() {
+            assert!(held.remove(&id), "{id} left twice");
+        }
+        if step % 3_500 == 3_499 {
+            log.close(soon()).unwrap();
+            let directory = Directory::open(folder.path()).unwrap();
+            let report = verify(&directory).unwrap();
+            assert!(report.findings.is_empty(), "{:?}", report.findings);
+            log = SegmentLog::open_directory(folder.path(), config.clone()).unwrap();
+            assert_eq!(log.stats().file_bytes, report.file_bytes);
+        }
+        assert_eq!(log.stats().record_count, held.len() as u64);
+    }
+    let stats = log.stats();
+    let listed = Directory::open(folder.path()).unwrap().list().unwrap();
+    let segments = listed
+        .iter()
+        .filter(|(name, _)| name.starts_with("segment"));
+    assert_eq!(
+        segments.map(|(_, bytes)| bytes).sum::<u64>(),
+        stats.file_bytes
+    );
+    assert_eq!((stats.held_bytes, stats.stuck_bytes), (0, 0));
+    assert!(stats.evicted_count > 0 && stats.kept_count > 0 && stats.removed_count > 0);
+}

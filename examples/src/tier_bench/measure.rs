@@ -1,5 +1,6 @@
 //! Storing and reading.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -235,15 +236,17 @@ pub(super) fn file_put(args: &Args) -> Result<Row, Failure> {
     // Enough names that none is there when it comes again.
     let blocks = Blocks::new(args.block_bytes, args.working_set / args.block_bytes * 8)?;
     let mut next = 0;
+    // Records of a group in the last slice: the bare loop syncs as often.
+    let group = Cell::new(1);
     let mut put = |count: u64, times: &mut Vec<Duration>| {
+        let before = log.stats().group_count;
         let taken = write_all(&log, &blocks, next, count, writers)?;
         times.extend(taken);
         next += count;
+        group.set((count / (log.stats().group_count - before).max(1)).max(1));
         Ok(())
     };
     put(count, &mut Vec::new())?;
-    let stats = log.stats();
-    let group = (stats.stored_count / stats.group_count.max(1)).max(1);
     let path = folder.path.join("bare");
     let file = File::options()
         .read(true)
@@ -263,7 +266,7 @@ pub(super) fn file_put(args: &Args) -> Result<Row, Failure> {
             file.write_all_at(&record, at)
                 .map_err(|error| failed("bare put", &error))?;
             at += record.len() as u64;
-            if args.durable && (index + 1) % group == 0 {
+            if args.durable && (index + 1) % group.get() == 0 {
                 file.sync_data()
                     .map_err(|error| failed("bare sync", &error))?;
             }

@@ -90,7 +90,7 @@ impl SegmentLog {
             while self.state.lock().file_bytes() > limit_bytes {
                 let oldest = self.state.lock().segments.values().next().cloned();
                 match oldest {
-                    Some(segment) => self.drop_segment(&segment),
+                    Some(segment) => self.drop_segment(&segment, &[]),
                     None => break,
                 }
             }
@@ -118,7 +118,7 @@ impl SegmentLog {
                 continue;
             }
             let good = scan::all_records(&*segment.file, segment.len_bytes()).unwrap_or_default();
-            self.with_writer(deadline, |_| self.drop_segment(&segment))?;
+            self.with_writer(deadline, |_| self.drop_segment(&segment, &[]))?;
             for entry in good.iter().filter(|entry| !entry.is_removal) {
                 if let Ok(Some((_, bytes))) = read_verified(&segment, entry) {
                     let _is_new = self.append_bytes(bytes, entry.clone(), deadline)?;

@@ -196,7 +196,7 @@ impl SegmentLog {
             let oldest = state.segments.values().next().cloned();
             drop(state);
             match oldest {
-                Some(segment) if is_over => self.drop_segment(&segment),
+                Some(segment) if is_over => self.drop_segment(&segment, &[]),
                 _ => return,
             }
         }

@@ -1,5 +1,6 @@
 //! The right to append, and what it does: groups, seals, eviction.
 
+use std::collections::HashSet;
 use std::io;
 
 use kvgate_transfer::sync::Arc;
@@ -83,8 +84,8 @@ impl SegmentLog {
                 capacity_bytes: self.config.segment_bytes,
             });
         }
-        self.make_room(writer, bytes.len() as u64)?;
         loop {
+            self.make_room(writer, bytes.len() as u64)?;
             match self.write_at_end(writer, bytes, entry) {
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                     if !self.evict_oldest(writer) {
@@ -98,17 +99,9 @@ impl SegmentLog {
 
     /// Seals the active segment if the record does not fit, and evicts until it does.
     fn make_room(&self, writer: &mut Writer, record_bytes: u64) -> Result<(), GroupError> {
-        if let Some(active) = &writer.active {
-            let index = index_bytes(active.entries.len() + 1);
-            if active.end_bytes + record_bytes + index > self.config.segment_bytes {
-                self.seal(writer);
-            }
-        }
         loop {
-            let more_bytes = match &writer.active {
-                Some(active) => record_bytes + index_bytes(active.entries.len() + 1),
-                None => PAGE_BYTES + record_bytes + index_bytes(1),
-            };
+            self.seal_if_full(writer, record_bytes);
+            let more_bytes = more_bytes(writer, record_bytes);
             let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
             if file_bytes + more_bytes <= self.config.capacity_bytes {
                 return Ok(());
@@ -124,6 +117,16 @@ impl SegmentLog {
                 });
             }
             self.seal(writer);
+        }
+    }
+
+    /// Seals the active segment if a record of that length does not fit any more.
+    fn seal_if_full(&self, writer: &mut Writer, record_bytes: u64) {
+        if let Some(active) = &writer.active {
+            let index = index_bytes(active.entries.len() + 1);
+            if active.end_bytes + record_bytes + index > self.config.segment_bytes {
+                self.seal(writer);
+            }
         }
     }
 
@@ -250,33 +253,56 @@ impl SegmentLog {
         let Some(segment) = oldest else {
             return false;
         };
-        let entries = entries_of(&segment);
-        self.keep_some(writer, &segment, &entries);
-        self.drop_segment(&segment);
+        let survivors = self.survivors(&segment);
+        self.drop_segment(&segment, &survivors);
+        self.write_again(writer, survivors);
         true
     }
 
-    /// Writes again what the policy wants to keep, as long as there is room for it.
-    fn keep_some(&self, writer: &mut Writer, segment: &Segment, entries: &[Entry]) {
+    /// What the policy keeps of a segment, half of it at most.
+    fn survivors(&self, segment: &Segment) -> Vec<Survivor> {
         let mut left_bytes = segment.len_bytes() / 2;
-        let mut is_any = false;
-        for entry in entries {
-            let place = Place::of(segment.id, entry);
-            let Some(candidate) = self.candidate(entry, &place) else {
-                continue;
-            };
-            if entry.record_bytes > left_bytes || !self.policy.keeps(&candidate) {
+        let mut survivors = Vec::new();
+        for entry in entries_of(segment) {
+            let place = Place::of(segment.id, &entry);
+            let is_kept = entry.record_bytes <= left_bytes
+                && self
+                    .candidate(&entry, &place)
+                    .is_some_and(|candidate| self.policy.keeps(&candidate));
+            if !is_kept {
                 continue;
             }
-            if !self.keep(writer, segment, entry, &place) {
-                break;
+            if let Ok(Some(bytes)) = verified_bytes(segment, &entry) {
+                left_bytes -= entry.record_bytes;
+                survivors.push(Survivor { entry, bytes });
             }
-            left_bytes -= entry.record_bytes;
-            is_any = true;
         }
-        if is_any && self.sync_active(writer).is_err() {
-            // They are in the index and may be lost in a crash, as after a write without a sync.
-            writer.abandon();
+        survivors
+    }
+
+    /// Writes the survivors into the room that their segment has left. The sync of the group that
+    /// made the room covers them.
+    fn write_again(&self, writer: &mut Writer, survivors: Vec<Survivor>) {
+        for Survivor { mut entry, bytes } in survivors {
+            self.seal_if_full(writer, entry.record_bytes);
+            let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
+            let is_room =
+                file_bytes + more_bytes(writer, entry.record_bytes) <= self.config.capacity_bytes;
+            let written = is_room
+                .then(|| self.write_at_end(writer, &bytes, &mut entry))
+                .and_then(io::Result::ok);
+            let mut state = self.state.lock();
+            match written {
+                Some(id) if !state.index.contains(&entry.id) => {
+                    state.index.insert(entry.id, Place::of(id, &entry));
+                    state.stats.kept_count += 1;
+                }
+                Some(_) => {}
+                None => {
+                    state.evicted.push(entry.id);
+                    state.stats.evicted_count += 1;
+                }
+            }
         }
     }
 
@@ -296,40 +322,14 @@ impl SegmentLog {
         })
     }
 
-    fn keep(&self, writer: &mut Writer, segment: &Segment, entry: &Entry, place: &Place) -> bool {
-        let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
-        let is_room = writer.active.as_ref().is_some_and(|active| {
-            let index = index_bytes(active.entries.len() + 1);
-            active.end_bytes + entry.record_bytes + index <= self.config.segment_bytes
-                && file_bytes + entry.record_bytes + index <= self.config.capacity_bytes
-        });
-        let Ok(scan::Step::Record(_)) =
-            scan::step(&*segment.file, entry.offset_bytes, segment.len_bytes())
-        else {
-            return is_room;
-        };
-        let mut bytes = vec![0; entry.record_bytes as usize];
-        let is_read = read_exact_at(&*segment.file, &mut bytes, entry.offset_bytes).is_ok();
-        if !is_room || !is_read {
-            return is_room;
-        }
-        let mut moved = entry.clone();
-        let Ok(id) = self.write_at_end(writer, &bytes, &mut moved) else {
-            return false;
-        };
-        let mut state = self.state.lock();
-        if state.index.remove_at(&entry.id, place) {
-            state.index.insert(entry.id, Place::of(id, &moved));
-            state.stats.kept_count += 1;
-        }
-        true
-    }
-
     /// The index first, then the name; the bytes go when the last reader lets go of the file.
-    pub(crate) fn drop_segment(&self, segment: &Arc<Segment>) {
+    /// Survivors leave the index too, and are not told as gone.
+    pub(crate) fn drop_segment(&self, segment: &Arc<Segment>, survivors: &[Survivor]) {
         let name = segment.id.file_name();
+        let kept: HashSet<RecordId> = survivors.iter().map(|s| s.entry.id).collect();
         let mut state = self.state.lock();
-        let left = state.index.remove_segment(segment.id);
+        let mut left = state.index.remove_segment(segment.id);
+        left.retain(|id| !kept.contains(id));
         state.stats.evicted_count += left.len() as u64;
         state.evicted.extend(left);
         state.segments.remove(&segment.id);
@@ -357,6 +357,33 @@ impl SegmentLog {
             })
             .collect();
         self.state.lock().stuck.extend(left);
+    }
+}
+
+/// A record that is written again when its segment goes.
+pub(crate) struct Survivor {
+    entry: Entry,
+    bytes: Vec<u8>,
+}
+
+/// Bytes that the files grow by with a record of that length, the index that is to come included.
+fn more_bytes(writer: &Writer, record_bytes: u64) -> u64 {
+    match &writer.active {
+        Some(active) => record_bytes + index_bytes(active.entries.len() + 1),
+        None => PAGE_BYTES + record_bytes + index_bytes(1),
+    }
+}
+
+/// The bytes of a record, if every one of them is right.
+fn verified_bytes(segment: &Segment, entry: &Entry) -> io::Result<Option<Vec<u8>>> {
+    let file = &*segment.file;
+    match scan::step(file, entry.offset_bytes, segment.len_bytes())? {
+        scan::Step::Record(found) if found == *entry => {
+            let mut bytes = vec![0; entry.record_bytes as usize];
+            read_exact_at(file, &mut bytes, entry.offset_bytes)?;
+            Ok(Some(bytes))
+        }
+        _ => Ok(None),
     }
 }
 
