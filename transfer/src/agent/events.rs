@@ -90,7 +90,9 @@ impl Engine {
         }
         #[cfg(not(kv_loom))]
         if let Some(attendant) = Attendance::begin(&self.attendance) {
-            let event = attendant.wait(deadline, |cx| self.events.poll(cx, EventQueue::pop));
+            let event = self
+                .events
+                .wait_attending(attendant, deadline, EventQueue::pop);
             return event.flatten();
         }
         self.events.wait(deadline, EventQueue::pop).flatten()

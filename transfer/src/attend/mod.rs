@@ -13,6 +13,7 @@ pub use seat::Duty;
 pub use seat::{Attended, Found, Mail, Owned, Seat, Sleeper};
 
 use self::bell::WORDS_AT_ONCE;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::{
@@ -20,64 +21,76 @@ use crate::{
     sync::{Arc, AtomicU32, Ordering},
 };
 
-/// Frames that lie there already when a thread leaves are handled up to so many; the rest is left to the owner.
+/// Frames that lie there already when a thread leaves before its deadline are handled up to so many of each ring;
+/// the rest is left to the owner.
 const LAST_FRAMES: usize = 16;
 
 /// A thread that waits, with the seats that it has taken.
 pub struct Attendant {
     bell: Arc<Bell>,
-    duties: Vec<Box<dyn Attended>>,
+    /// The ring that has not been looked at for longest comes first.
+    duties: VecDeque<Box<dyn Attended>>,
     /// How long it looks before it sleeps.
     spin: Duration,
+    /// When it has to leave; `None` before it has dozed.
+    until: Option<Deadline>,
     #[cfg(not(kv_loom))]
     rings: Arc<Attendance>,
 }
 
 impl Attendant {
     /// Sleeps until the bell has rung or the deadline has passed, and attends to its rings meanwhile. The bell was
-    /// reset before the caller looked at what it waits for.
+    /// reset before the caller looked at what it waits for. Frames that keep coming do not keep it (I-24): it is
+    /// late by the handling of one frame at most.
     pub fn doze(&mut self, deadline: Deadline) {
+        self.until = Some(deadline);
         #[cfg(not(kv_loom))]
         self.take_what_is_free();
         let mut quiet_since = None;
         while !self.bell.is_rung() {
-            if self.attend() {
+            let has_worked = self.attend(deadline);
+            if self.bell.is_rung() || deadline.has_passed() {
+                return;
+            }
+            if has_worked {
                 quiet_since = None;
                 continue;
             }
             if !self.spin.is_zero() {
                 let since = *quiet_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < self.spin && !deadline.has_passed() {
+                if since.elapsed() < self.spin {
                     std::hint::spin_loop();
                     continue;
                 }
-            }
-            if self.bell.is_rung() || deadline.has_passed() {
-                return;
             }
             self.sleep(deadline);
         }
     }
 
-    /// Handles what lies in the rings, until the bell rings; `false` when there was nothing.
-    fn attend(&mut self) -> bool {
-        let bell = &self.bell;
+    /// Handles one frame of each ring at most, until the bell rings or the deadline has passed; `false` when there
+    /// was none.
+    fn attend(&mut self, deadline: Deadline) -> bool {
         let mut has_worked = false;
-        self.duties.retain_mut(|duty| {
-            loop {
-                if duty.is_called() {
-                    return false;
-                }
-                match duty.step() {
-                    Found::Frame => has_worked = true,
-                    Found::Nothing => return true,
-                    Found::NotMine => return false,
-                }
-                if bell.is_rung() {
-                    return true;
+        for _ in 0..self.duties.len() {
+            let Some(mut duty) = self.duties.pop_front() else {
+                break;
+            };
+            if duty.is_called() {
+                continue;
+            }
+            let found = duty.step();
+            if found == Found::NotMine {
+                continue;
+            }
+            // Behind the others, also when the bell rings: a ring whose every frame rings it starves nobody.
+            self.duties.push_back(duty);
+            if found == Found::Frame {
+                has_worked = true;
+                if self.bell.is_rung() || deadline.has_passed() {
+                    break;
                 }
             }
-        });
+        }
         has_worked
     }
 
@@ -106,9 +119,11 @@ impl Drop for Attendant {
         self.rings.forget(&self.bell);
         if !crate::sync::thread::panicking() {
             for duty in &mut self.duties {
-                let mut left = LAST_FRAMES;
-                while left > 0 && !duty.is_called() && duty.step() == Found::Frame {
-                    left -= 1;
+                for _ in 0..LAST_FRAMES {
+                    let is_late = self.until.is_some_and(|until| until.has_passed());
+                    if is_late || duty.is_called() || duty.step() != Found::Frame {
+                        break;
+                    }
                 }
             }
         }
@@ -120,6 +135,7 @@ pub(crate) use listed::{Attendance, Station};
 
 #[cfg(not(kv_loom))]
 mod listed {
+    use std::collections::VecDeque;
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
@@ -186,8 +202,9 @@ mod listed {
             }
             Some(Attendant {
                 bell: Arc::new(Bell::new()),
-                duties: Vec::new(),
+                duties: VecDeque::new(),
                 spin: this.spin,
+                until: None,
                 rings: this.clone(),
             })
         }
@@ -222,14 +239,20 @@ mod listed {
             self
         }
 
-        /// Waits until `poll` has an answer; `None` when the deadline passes first.
+        /// Waits until `poll` has an answer; `None` when the deadline passes first. However it ends, `forget` is
+        /// told the waker that `poll` may have kept: it is of this wait alone, and no change may ever come that
+        /// would take it out.
         pub(crate) fn wait<R>(
             mut self,
             deadline: Deadline,
             mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
+            forget: impl Fn(&Waker),
         ) -> Option<R> {
-            let waker = Waker::from(self.bell.clone());
-            let mut cx = Context::from_waker(&waker);
+            let kept = Kept {
+                waker: Waker::from(self.bell.clone()),
+                forget,
+            };
+            let mut cx = Context::from_waker(&kept.waker);
             loop {
                 self.bell.reset();
                 if let Poll::Ready(answer) = poll(&mut cx) {
@@ -242,6 +265,18 @@ mod listed {
             }
         }
     }
+
+    /// A waker that may be kept until this is dropped.
+    struct Kept<F: Fn(&Waker)> {
+        waker: Waker,
+        forget: F,
+    }
+
+    impl<F: Fn(&Waker)> Drop for Kept<F> {
+        fn drop(&mut self) {
+            (self.forget)(&self.waker);
+        }
+    }
 }
 
 /// For the models.
@@ -249,7 +284,11 @@ mod listed {
 impl Attendant {
     /// A thread that attends to these seats.
     pub fn new(bell: Arc<Bell>, duties: Vec<Box<dyn Attended>>) -> Self {
-        let spin = Duration::ZERO;
-        Self { bell, duties, spin }
+        Self {
+            bell,
+            duties: duties.into(),
+            spin: Duration::ZERO,
+            until: None,
+        }
     }
 }

@@ -461,7 +461,7 @@ impl Flight {
     fn wait<R>(
         &self,
         (deadline, spins): (Deadline, bool),
-        mut check: impl FnMut(&mut Vec<Option<Cause>>) -> Option<R>,
+        check: impl FnMut(&mut Vec<Option<Cause>>) -> Option<R>,
     ) -> Option<R> {
         let attendance = self.attendance.lock().clone();
         match attendance.as_ref().and_then(Attendance::begin) {
@@ -470,7 +470,7 @@ impl Flight {
                     true => attendant.wide_awake(),
                     false => attendant,
                 };
-                attendant.wait(deadline, |cx| self.waiters.poll(cx, |causes| check(causes)))
+                self.waiters.wait_attending(attendant, deadline, check)
             }
             None => self.waiters.wait(deadline, check),
         }
@@ -522,6 +522,9 @@ fn cause_of(causes: &[Option<Cause>], stage: StageId) -> Cause {
         .unwrap_or(Cause::UnknownStage(stage))
 }
 
+#[cfg(all(test, not(kv_loom)))]
+#[allow(clippy::unwrap_used)]
+mod attended_tests;
 #[cfg(all(test, not(kv_loom)))]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -125,4 +125,29 @@ impl<T> Waiters<T> {
         }
         Poll::Pending
     }
+
+    /// [`Waiters::wait`] by a thread that attends to rings meanwhile.
+    #[cfg(not(kv_loom))]
+    pub(crate) fn wait_attending<R>(
+        &self,
+        attendant: crate::attend::Attendant,
+        deadline: Deadline,
+        mut check: impl FnMut(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let poll = |cx: &mut Context<'_>| self.poll(cx, &mut check);
+        attendant.wait(deadline, poll, |waker| self.forget(waker))
+    }
+
+    /// Takes out a waker that was kept and that nobody will wait with again.
+    #[cfg(not(kv_loom))]
+    fn forget(&self, waker: &Waker) {
+        let mut inner = self.inner.lock();
+        inner.wakers.retain(|kept| !kept.will_wake(waker));
+    }
+
+    /// How many wakers are kept.
+    #[cfg(all(test, not(kv_loom)))]
+    pub(crate) fn kept(&self) -> usize {
+        self.inner.lock().wakers.len()
+    }
 }
