@@ -172,6 +172,9 @@ fn a_resumed_request_shares_pages_and_copies_the_end() {
     // Leased pages stay, also when the request is parked; then everything can go.
     assert_eq!(tree.evict(9), 0);
     drop((lease, again));
+    let pinned = ready(&tree, 513);
+    assert_eq!(tree.evict_checkpoints(9), 0, "somebody copies it");
+    drop(pinned);
     assert_eq!(
         (tree.evict_checkpoints(9), tree.checkpoint_counts()),
         (1, (0, 0))
