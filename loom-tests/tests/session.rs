@@ -132,7 +132,8 @@ fn a_claim_is_granted_past_the_old_connection_or_not_at_all() {
     model(
         "a_claim_is_granted_past_the_old_connection_or_not_at_all",
         || {
-            let handover: Arc<Handover<u8>> = Arc::new(Handover::new());
+            let handover: Arc<Handover<Arc<u8>>> = Arc::new(Handover::new());
+            let next = Arc::new(2);
             let old = Arc::new(Cell::new());
             let receiving = {
                 let (handover, old) = (handover.clone(), old.clone());
@@ -149,13 +150,19 @@ fn a_claim_is_granted_past_the_old_connection_or_not_at_all() {
                 Ok(received) => {
                     assert_eq!(received, 1);
                     assert_eq!(old.read(), 1, "nobody is at the old one any more");
-                    handover.give(2);
+                    drop(handover.give(next.clone()));
                 }
                 Err(why) => assert_eq!(why, Unclaimed::Over),
             }
             let parked = receiving.join().unwrap();
-            assert!(matches!(parked, Parked::Given(2) | Parked::Closed));
+            assert!(matches!(parked, Parked::Given(_) | Parked::Closed));
             closing.join().unwrap();
+            drop(parked);
+            assert_eq!(
+                Arc::strong_count(&next),
+                1,
+                "nobody keeps what came too late"
+            );
         },
     );
 }

@@ -107,6 +107,8 @@ struct Marks {
     begun: u64,
     /// What has not landed will not.
     is_settled: bool,
+    /// It was begun more than once, and nobody tells what the first attempt has left.
+    is_repeated: bool,
 }
 
 impl Landing {
@@ -133,6 +135,13 @@ impl Landing {
         marks.begun = marks.begun.max(slot.min(self.slot_count));
     }
 
+    /// Everything is moved once more, after an attempt whose end nobody has told: of what is not known to have landed
+    /// [`Landing::settle`] says nothing from here on.
+    #[cfg_attr(kv_loom, allow(dead_code))] // For backends.
+    pub(crate) fn repeated(&self) {
+        self.marks.lock().is_repeated = true;
+    }
+
     /// The engine hands the operation to a link.
     pub(crate) fn begun(&self) {
         self.begun_to(self.slot_count);
@@ -149,7 +158,8 @@ impl Landing {
 
     /// Everything that has landed was noted, and nothing else of the operation will land.
     pub fn settle(&self) {
-        self.marks.lock().is_settled = true;
+        let mut marks = self.marks.lock();
+        marks.is_settled = !marks.is_repeated;
     }
 
     /// Bytes are on their way, or have come.
@@ -247,6 +257,17 @@ mod tests {
         assert!(!now.is_complete());
         landing.settle();
         assert_eq!(spans(&landing), [(0..3, Yes), (3..10, No)]);
+    }
+
+    #[test]
+    fn what_an_attempt_has_left_stays_unknown() {
+        let landing = Landing::new(10);
+        landing.begun_to(6);
+        landing.landed(0..2);
+        landing.repeated();
+        landing.begun_again_to(1);
+        landing.settle();
+        assert_eq!(spans(&landing), [(0..2, Yes), (2..6, Unknown), (6..10, No)]);
     }
 
     #[test]

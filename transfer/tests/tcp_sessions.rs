@@ -354,6 +354,81 @@ fn a_refusal_that_was_lost_is_told_again() {
     assert_eq!(pair.b.agent.counters().messages, 1);
 }
 
+/// A write of parts into two registrations, of which the second one is over when its turn comes; the connection
+/// breaks behind the refusal, or in the middle of the first attempt. What has landed is never said not to have.
+#[test]
+fn a_refusal_over_a_break_denies_nothing_that_has_landed() {
+    const MIB: u64 = 1 << 20;
+    const HALF: u32 = 12;
+    for is_cut_within in [false, true] {
+        let backend = Proxied::new();
+        let geometry = PoolGeometry {
+            offset_bytes: 0,
+            stride_bytes: MIB,
+            slot_bytes: MIB,
+            slot_count: HALF,
+        };
+        let agents = ["a", "b"].map(|name| backend.agent(name, TransferConfig::default()));
+        let [here, there] = &agents;
+        let register = |agent: &Agent| {
+            let memory = Arc::new(backend.memory(MIB * u64::from(HALF)));
+            let region = agent.register(memory.clone(), &[geometry]);
+            (region.unwrap(), memory)
+        };
+        let [source, kept, over] = [here, there, there].map(register);
+        let (to_there, _) = backend.connect(here, there);
+        let proxy = backend.proxy.take().unwrap();
+        let slots: Vec<u32> = (0..HALF).collect();
+        let mut remote = DescriptorList::remote(there.incarnation());
+        let mut local = DescriptorList::new();
+        for target in [&kept, &over] {
+            local.push(source.0.pools()[0], &slots);
+            remote.push(target.0.pools()[0], &slots);
+        }
+        let transfer = here.prepare(Op::Write, &local, &remote, to_there).unwrap();
+        let close = |region: MemoryRegion| {
+            let closed = region.close(patience()).map_err(|(_, error)| error);
+            closed.unwrap();
+        };
+        proxy.arm(Way::ToConnector, 0, Fault::Stop);
+        let post = || {
+            let ready = SourceReady::host_written();
+            here.post(&transfer, ready, PostOptions::default()).unwrap()
+        };
+        let handle = if is_cut_within {
+            proxy.arm(Way::ToListener, 10 << 20, Fault::Stop);
+            let handle = post();
+            proxy.await_fault(Way::ToListener);
+            proxy.turn_away(u64::MAX);
+            proxy.cut();
+            suspended(there);
+            close(kept.0);
+            close(over.0);
+            proxy.turn_away(0);
+            handle
+        } else {
+            close(over.0);
+            let handle = post();
+            proxy.await_fault(Way::ToConnector);
+            here.send(to_there, "behind").unwrap();
+            assert_eq!(message(there, &mut 0), b"behind");
+            proxy.cut();
+            drop(kept.0);
+            handle
+        };
+        let status = handle.wait(patience());
+        assert!(matches!(status, Status::Failed(_)), "{status:?}");
+        let landed = handle.landed();
+        let count = |state| landed.count(state);
+        match is_cut_within {
+            // Nobody has told of the parts of the first attempt.
+            true => assert!(landed.slot(0) == Some(SlotState::Unknown), "{landed:?}"),
+            false => assert!(count(SlotState::Landed) >= 8, "{landed:?}"),
+        }
+        drop(source.0);
+    }
+}
+
 /// While there is no connection messages wait up to their bound; then there is back-pressure and no loss.
 #[test]
 fn messages_wait_within_their_bounds_and_come_in_order() {

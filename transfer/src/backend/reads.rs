@@ -36,6 +36,9 @@ struct State {
     waiting: Classes<OpId>,
     operations: BTreeMap<OpId, Operation>,
     asked: BTreeMap<u64, Asked>,
+    /// Parts whose answer the receive thread has begun to take: each has its place in the window, since it is asked
+    /// for again if the connection breaks before its end.
+    in_hand: usize,
 }
 
 struct Operation {
@@ -93,8 +96,9 @@ impl Reads {
             waiting,
             operations,
             asked,
+            in_hand,
         } = &mut *state;
-        if asked.len() >= READ_WINDOW {
+        if asked.len() + *in_hand >= READ_WINDOW {
             return false;
         }
         let Some((op, operation)) = waiting
@@ -149,14 +153,19 @@ impl Reads {
         state.operations.values().for_each(|op| op.landing.settle());
     }
 
-    /// The part that this answer belongs to, once.
+    /// The part that this answer belongs to, once. It ends with [`Reads::put_back`] or [`Reads::answered`].
     pub(super) fn take(&self, request: u64) -> Option<Asked> {
-        self.state.lock().asked.remove(&request)
+        let mut state = self.state.lock();
+        let asked = state.asked.remove(&request)?;
+        state.in_hand += 1;
+        Some(asked)
     }
 
     /// The connection broke within the answer: the part is asked for again.
     pub(super) fn put_back(&self, request: u64, asked: Asked) {
-        self.state.lock().asked.insert(request, asked);
+        let mut state = self.state.lock();
+        state.in_hand -= 1;
+        state.asked.insert(request, asked);
     }
 
     /// A part of `op` was answered. Gives back the end of the operation, if this was its last answer.
@@ -166,6 +175,7 @@ impl Reads {
         answer: Result<(), Refusal>,
     ) -> Option<Result<(), Refusal>> {
         let mut state = self.state.lock();
+        state.in_hand -= 1;
         let operation = state.operations.get_mut(&op)?;
         operation.unanswered -= 1;
         if let Err(refusal) = answer {

@@ -177,7 +177,7 @@ impl Shared {
     fn receive(&self, mut reader: FrameReader, peer: PeerId, events: &dyn LinkEvents) {
         let mut progress = match &self.terms {
             Some(terms) => terms.progress(),
-            None => Progress::new(u64::MAX, u64::MAX, u64::MAX),
+            None => session::progress_alone(),
         };
         let mut attempts = Attempts::default();
         let end = loop {
@@ -211,12 +211,8 @@ impl Shared {
             events.suspended(peer, cause.clone());
             let handled = progress.received.through();
             attempts.note((handled, self.session.answered_through()));
-            match self.next_connection(terms, handled, &mut attempts) {
-                Ok(next) => match self.session.resume(next.channel, next.received) {
-                    Ok(Some(_)) => reader = next.reader,
-                    Ok(None) => break None,
-                    Err(wrong) => break Some(with(&cause, &format!("{wrong:?} items are told"))),
-                },
+            match self.reconnect(terms, handled, &mut attempts) {
+                Ok(next) => reader = next,
                 Err(why) => break why.map(|why| with(&cause, &why)),
             }
             events.resumed(peer);
@@ -325,7 +321,10 @@ impl Shared {
             |(_, channel): (u64, &Arc<Channel>), number: u64, item: &Item, is_again: bool| {
                 if is_again && let Some((peer, events)) = self.ears() {
                     let op = match item {
-                        Item::Write(op) => Some(op.id),
+                        Item::Write(op) => {
+                            op.landing.repeated();
+                            Some(op.id)
+                        }
                         Item::Message(_) => None,
                     };
                     events.sent_again(peer, op);

@@ -233,7 +233,10 @@ impl Queue {
 
     /// The peer has so many more of the frames that are kept.
     pub(crate) fn frames_acknowledged(&self, count: usize, bytes: u64) {
-        self.state.with(|state| state.release_frames(count, bytes));
+        // Where they are not kept their places were given back when they were sent.
+        if self.frames.are_kept {
+            self.state.with(|state| state.release_frames(count, bytes));
+        }
     }
 
     /// Asks to go on over another connection, before anything else.

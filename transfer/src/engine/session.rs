@@ -426,12 +426,16 @@ impl<H> Handover<H> {
         }
     }
 
-    /// Whoever has the claim brings the connection.
-    pub fn give(&self, next: H) {
+    /// Whoever has the claim brings the connection. Gives it back when the session is over.
+    pub fn give(&self, next: H) -> Option<H> {
         self.state.update(|hand| {
             hand.is_claimed = false;
+            if hand.is_closed {
+                return Some(next);
+            }
             hand.given = Some(next);
-        });
+            None
+        })
     }
 
     /// Whether somebody has a claim: the receive thread that goes on over another connection is to leave it.

@@ -17,6 +17,25 @@ fn refusal(pair: &Pair, op: &PostedOp) -> String {
     reason
 }
 
+/// Where no session is kept, and nobody writes, a message is let go all the same.
+#[test]
+fn messages_alone_are_acknowledged_without_a_session() {
+    const COUNT: u64 = 1_000;
+    for len_bytes in [8, 40_000] {
+        let pair = pair(&addresses("alone")[1], Host::new("a"), Host::new("b"));
+        for _ in 0..COUNT {
+            pair.a_link.send(&vec![7; len_bytes]).unwrap();
+        }
+        let deadline = soon();
+        let acknowledged = || pair.a.acknowledged_count.load(Ordering::Relaxed);
+        let mut seen = pair.a.seen.lock();
+        while acknowledged() <= COUNT - 64 {
+            assert!(!deadline.has_passed(), "{} of {COUNT}", acknowledged());
+            pair.a.changed.wait_until(&mut seen, deadline.instant());
+        }
+    }
+}
+
 #[test]
 fn a_payload_of_another_length_than_its_slots_is_refused() {
     let pair = pair(&addresses("length")[1], Host::new("a"), Host::new("b"));

@@ -64,6 +64,8 @@ struct Host {
     refuses_writes: bool,
     /// Reads of the peer, for whoever plays the worker.
     requests: Mutex<Vec<ReadRequest>>,
+    /// Messages that the peer has acknowledged.
+    acknowledged_count: AtomicU64,
 }
 
 impl Host {
@@ -79,6 +81,7 @@ impl Host {
             changed: Condvar::new(),
             refuses_writes,
             requests: Mutex::new(Vec::new()),
+            acknowledged_count: AtomicU64::new(0),
         })
     }
 
@@ -256,6 +259,14 @@ impl LinkEvents for Host {
 
     fn progress(&self, _peer: PeerId, counter: u64) {
         self.push(Seen::Progress(counter));
+    }
+
+    fn acknowledged(&self, _peer: PeerId, message_count: usize, _bytes: usize) {
+        let seen = self.seen.lock(); // of those who wait
+        self.acknowledged_count
+            .fetch_add(message_count as u64, Ordering::Relaxed);
+        drop(seen);
+        self.changed.notify_all();
     }
 
     fn down(&self, _peer: PeerId, _cause: Cause, quiesce: Quiesce) {

@@ -112,6 +112,33 @@ fn a_long_read_is_asked_for_a_window_at_a_time() {
     }
 }
 
+/// The connection breaks within an answer, while a worker asks for more: no more is asked again than the peer allows.
+#[test]
+fn a_part_in_hand_has_its_place_in_the_window() {
+    use crate::backend::reads::Reads;
+    const RUN_COUNT: usize = 10_000;
+    let host = Host::new("a");
+    let mut long = read(&host, 1, (0, 1), 0);
+    let pair_of_runs = long.runs.iter().next().unwrap();
+    long.runs = Arc::new(RunPairs::of(vec![pair_of_runs; RUN_COUNT]));
+    let reads = Reads::new();
+    reads.add(&long);
+    let mut words = Vec::new();
+    let mut asked_count = 0;
+    while reads.ask(1, &mut words) {
+        asked_count += 1;
+    }
+    assert_eq!(asked_count, READ_WINDOW);
+    let in_hand = reads.take(0).unwrap();
+    assert!(!reads.ask(1, &mut words), "its answer is not over");
+    reads.put_back(0, in_hand);
+    assert_eq!(reads.ask_again(2, &mut words).len(), READ_WINDOW);
+    let in_hand = reads.take(0).unwrap();
+    assert!(reads.answered(in_hand.op, Ok(())).is_none());
+    assert!(reads.ask(2, &mut words), "now there is room");
+    assert!(!reads.ask(2, &mut words), "for one");
+}
+
 #[test]
 fn a_refused_read_ends_when_every_part_is_answered() {
     const RUN_COUNT: u32 = 1_200;

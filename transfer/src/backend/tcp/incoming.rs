@@ -29,8 +29,9 @@ const REFUSALS_KEPT: usize = 4096;
 /// How far the peer's items have come, over all connections of a session.
 pub(super) struct Progress {
     pub(super) received: Received,
-    /// Writes that were refused, for as long as the peer may not have heard of it.
-    refusals: VecDeque<(u64, Refusal)>,
+    /// Writes that were refused, and how many of their slots were applied before, for as long as the peer may not
+    /// have heard of it.
+    refusals: VecDeque<(u64, Refusal, u64)>,
     /// The peer has at most so many unanswered items.
     most_items: u64,
     /// A refusal was forgotten that the peer may not have heard of.
@@ -52,22 +53,27 @@ impl Progress {
         !self.is_forgetful
     }
 
-    fn refuse(&mut self, number: u64, refusal: Refusal) {
+    fn refuse(&mut self, number: u64, refusal: Refusal, applied_slots: u64) {
         let heard = number.saturating_sub(self.most_items);
-        while self.refusals.front().is_some_and(|(n, _)| *n <= heard) {
+        while self.refusals.front().is_some_and(|(n, ..)| *n <= heard) {
             self.refusals.pop_front();
         }
         if self.refusals.len() == REFUSALS_KEPT {
             self.refusals.pop_front();
             self.is_forgetful = true;
         }
-        self.refusals.push_back((number, refusal));
+        self.refusals.push_back((number, refusal, applied_slots));
     }
 
     /// Says over a new connection how far this side has come, and what it has refused.
     pub(super) fn repeat(&mut self, channel: &Channel) {
-        for (number, refusal) in &self.refusals {
-            channel.answer(|words| wire::append_nack(words, *number, refusal));
+        for (number, refusal, applied_slots) in &self.refusals {
+            channel.answer(|words| {
+                if *applied_slots > 0 {
+                    wire::append_landed(words, *number, *applied_slots);
+                }
+                wire::append_nack(words, *number, refusal);
+            });
         }
         let through = self.received.tell();
         channel.answer(|words| wire::append_ack(words, through, Visibility::RemoteVisible));
@@ -126,7 +132,7 @@ impl Reception for Incoming<'_> {
                 }
                 Ok(())
             }
-            // Every part that was applied has been told before, on the same stream.
+            // Every part that was applied by this attempt has been told before, on the same stream.
             Frame::Nack { number, refusal } => self.answered_through(number, Some(refusal)),
             Frame::Read(mut request) => {
                 let request_id = request.id;
@@ -219,12 +225,12 @@ impl Incoming<'_> {
             self.tell_applied(&head);
             return Ok(());
         }
-        self.applied_slots = 0;
+        let applied_slots = std::mem::take(&mut self.applied_slots);
         let number = head.number;
         if let Some(refusal) = self.refused.take() {
             self.channel
                 .answer(|words| wire::append_nack(words, number, &refusal));
-            self.progress.refuse(number, refusal);
+            self.progress.refuse(number, refusal, applied_slots);
             let _ = self.progress.received.handled(0);
             self.progress.received.tell();
             return Ok(());
@@ -268,6 +274,7 @@ impl Incoming<'_> {
         let asked = self.shared.reads.take(request);
         let asked = asked.ok_or_else(|| bad_value("answer without a request", request))?;
         if asked.payload_bytes != payload_bytes {
+            self.shared.reads.put_back(request, asked);
             return Err(bad_value("payload_bytes", payload_bytes));
         }
         let moved = |bytes| asked.landing.moved(bytes);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Shared, incoming::Progress};
 use crate::agent::metadata::AgentMetadata;
-use crate::agent::wire::{Refusal, SessionWords};
+use crate::agent::wire::{self, Refusal, SessionWords};
 use crate::backend::channel::Channel;
 use crate::backend::establish::{NotYet, Redial};
 use crate::backend::handshake::{SESSION_BUSY, SESSION_OVER};
@@ -135,6 +135,12 @@ fn busy(reason: &str) -> Refusal {
     }
 }
 
+/// What a side without a session grants its peer, which has none either. It hears of messages as often as in a
+/// session, because it keeps them for as long; a refusal is told once and not kept.
+pub(super) fn progress_alone() -> Progress {
+    Progress::new(EVERY_ITEMS as u64, EVERY_BYTES, 0)
+}
+
 /// What both sides have agreed on for one session.
 pub(in crate::backend) struct Terms {
     session: u128,
@@ -202,7 +208,12 @@ pub(in crate::backend) struct Claim {
 impl Claim {
     pub(in crate::backend) fn give(mut self, next: Next) {
         self.is_given = true;
-        self.shared.handover.give(next);
+        if let Some(late) = self.shared.handover.give(next) {
+            // The session has ended since the claim, and its peer takes it for going on.
+            late.channel.stop.raise();
+            late.channel.farewell(wire::append_bye);
+            late.channel.socket.shutdown();
+        }
     }
 }
 
@@ -278,6 +289,9 @@ impl Shared {
                     shared: self,
                     is_given: false,
                 };
+                // The old connection may have gone on since the peer said so; then it has overtaken this attempt.
+                let checked = claim.shared.session.check_received(wish.received);
+                checked.map_err(|_| busy("the session has gone on over another connection"))?;
                 Ok((claim, received))
             }
             Err(Unclaimed::Over) => Err(over("the session is over")),
@@ -285,17 +299,36 @@ impl Shared {
         }
     }
 
-    /// Another connection for a session whose own has broken, within the window.
+    /// Goes on over another connection, within the window. Gives back what was read with its handshake.
     ///
     /// # Errors
     /// Why there is none; `None` when the link was closed here.
-    pub(super) fn next_connection(
+    pub(super) fn reconnect(
         &self,
         terms: &Terms,
         received: u64,
         attempts: &mut Attempts,
-    ) -> Result<Next, Option<String>> {
+    ) -> Result<FrameReader, Option<String>> {
         let window = Deadline::after_ms(terms.window_ms);
+        loop {
+            let next = self.next_connection(terms, received, attempts, window)?;
+            match self.session.resume(next.channel, next.received) {
+                Ok(Some(_)) => return Ok(next.reader),
+                Ok(None) => return Err(None),
+                // An attempt that was overtaken: its connection is closed, and the newer one may still come.
+                Err(_) if terms.waits_as().is_some() => {}
+                Err(wrong) => return Err(Some(format!("{wrong:?} items are told"))),
+            }
+        }
+    }
+
+    fn next_connection(
+        &self,
+        terms: &Terms,
+        received: u64,
+        attempts: &mut Attempts,
+        window: Deadline,
+    ) -> Result<Next, Option<String>> {
         let next = match &terms.redial {
             Some(redial) => self.redial(terms, redial, received, attempts, window)?,
             None => match self.handover.park(received, window) {
@@ -365,3 +398,7 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
