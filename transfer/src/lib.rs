@@ -189,7 +189,7 @@ pub use mem::bare;
 #[cfg(kv_loom)]
 #[doc(hidden)]
 pub use mem::ring::model as ring_model;
-pub use mem::{Memory, MemoryKind, PoolGeometry};
+pub use mem::{Huge, Memory, MemoryKind, MemoryOptions, PoolGeometry};
 pub use obs::{Counters, Event, Recorder, RefusedField};
 pub use op::Op;
 pub use priority::Priority;

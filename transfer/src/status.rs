@@ -111,6 +111,8 @@ record! {
         kind: String,
         /// Length of the memory.
         len_bytes: u64,
+        /// Length of its pages; nothing where it is not mapped here.
+        granule_bytes: Option<u64>,
     }
 
     /// A registration of this agent.
@@ -123,6 +125,12 @@ record! {
         len_bytes: u64,
         /// How much of it the kernel backs with huge pages; nothing where the kernel does not say.
         huge_bytes: Option<u64>,
+        /// Length of its pages.
+        granule_bytes: u64,
+        /// Why these are not huge, if they were to be.
+        not_huge: Option<String>,
+        /// The NUMA node of its first page; nothing where the kernel does not say.
+        numa_node: Option<u32>,
         /// Whether it is being closed: no new operation.
         is_revoking: bool,
         /// Operations and handshakes that hold it.
@@ -267,6 +275,13 @@ impl fmt::Display for RegionStatus {
         write!(f, "  {} {} {} B", self.id, self.kind, self.len_bytes)?;
         if let Some(huge_bytes) = self.huge_bytes {
             write!(f, " ({huge_bytes} B huge)")?;
+        }
+        write!(f, ", pages of {} B", self.granule_bytes)?;
+        if let Some(reason) = &self.not_huge {
+            write!(f, " ({reason})")?;
+        }
+        if let Some(node) = self.numa_node {
+            write!(f, " on node {node}")?;
         }
         write!(f, ", {} holds", self.hold_count)?;
         match self.is_revoking {

@@ -283,6 +283,11 @@ pub trait Link: Send + Sync {
         let _ = op;
         StallCause::Transport
     }
+    /// Length of the pages of a region of the peer, where it is mapped here.
+    fn granule_bytes(&self, region: crate::ids::RegionId) -> Option<u64> {
+        let _ = region;
+        None
+    }
     /// Changes while the worker is busy with something of the peer.
     fn activity(&self) -> u64 {
         0

@@ -52,6 +52,11 @@ pub(super) trait Reach: Send + Sync + 'static {
     const KIND: BackendKind;
     /// Copies every run of an operation, unless `copying` says that it is to stop.
     fn copy(&self, op: &PostedOp, copying: &Copying<'_>) -> Result<(), Error>;
+    /// Length of the pages of a region that is mapped here.
+    fn granule_bytes(&self, region: RegionId) -> Option<u64> {
+        let _ = region;
+        None
+    }
 }
 
 /// What a copy needs of its link.
@@ -345,6 +350,10 @@ impl<R: Reach> Link for NeighbourLink<R> {
             true => StallCause::SocketFull,
             false => StallCause::Copy,
         }
+    }
+
+    fn granule_bytes(&self, region: RegionId) -> Option<u64> {
+        self.shared.reach.granule_bytes(region)
     }
 
     fn quiesce(&self) -> Quiesce {

@@ -24,7 +24,7 @@ use crate::mem::copy::{BYTES_AT_ONCE, SLOTS_AT_ONCE, copy_slots};
 pub(crate) struct Mapped {
     pools: PeerPools,
     /// Keeps the spans of `pools` mapped.
-    _memories: BTreeMap<RegionId, PeerMapping>,
+    memories: BTreeMap<RegionId, PeerMapping>,
 }
 
 impl Mapped {
@@ -35,13 +35,17 @@ impl Mapped {
         };
         Self {
             pools: PeerPools::new(peer, place),
-            _memories: memories,
+            memories,
         }
     }
 }
 
 impl Reach for Mapped {
     const KIND: BackendKind = BackendKind::Shm;
+
+    fn granule_bytes(&self, region: RegionId) -> Option<u64> {
+        Some(self.memories.get(&region)?.granule_bytes())
+    }
 
     fn copy(&self, op: &PostedOp, copying: &Copying<'_>) -> Result<(), Error> {
         let is_read = op.op == Op::Read;
@@ -56,7 +60,7 @@ impl Reach for Mapped {
                     copying.go_on()?;
                     // SAFETY: I-16: the local slots were checked when the transfer was prepared, `whole`
                     // has checked the remote ones and the length; I-21: the engine keeps our memory
-                    // mapped while the operation is posted, `_memories` the peer's, and they are
+                    // mapped while the operation is posted, `memories` the peer's, and they are
                     // different mappings; I-7, I-9: the engine posts only what was committed or
                     // announced, to slots that are in flight.
                     unsafe { copy_slots(&pool.local, &remote, slots, is_read) };

@@ -103,6 +103,7 @@ fn of_peer(peer: &Peer) -> PeerStatus {
         region: region.id.0,
         kind: text(region.kind),
         len_bytes: region.len_bytes,
+        granule_bytes: peer.link.granule_bytes(region.id),
     };
     PeerStatus {
         id: peer.id.0,
@@ -125,6 +126,9 @@ fn of_region(region: &RegionCore, huge: &HugeMap) -> Option<RegionStatus> {
         kind: text(kind),
         len_bytes,
         huge_bytes: huge.bytes_in(memory.base_ptr() as u64, len_bytes),
+        granule_bytes: memory.placement().granule_bytes,
+        not_huge: memory.placement().not_huge.clone(),
+        numa_node: memory.placement().numa_node,
         is_revoking: region.is_revoked(),
         hold_count: region.outstanding(),
         unheard_peer_count: region.unheard_peers(),

@@ -18,7 +18,9 @@ use std::process::Child;
 
 use rustix::io::Errno;
 
-use super::{Memory, MemoryKind, PeerMapping, PoolGeometry, map::Mapping, span::PoolSpan};
+use super::{
+    Memory, MemoryKind, PeerMapping, Placement, PoolGeometry, map::Mapping, span::PoolSpan,
+};
 use crate::agent::{Agent, MemoryRegion};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Arc, AtomicU32};
@@ -180,6 +182,11 @@ pub fn unpopulated(len_bytes: u64) -> Result<Memory, Error> {
         len_bytes,
         kind: MemoryKind::Host,
         file: None,
+        placement: Placement {
+            granule_bytes: rustix::param::page_size() as u64,
+            not_huge: None,
+            numa_node: None,
+        },
     })
 }
 

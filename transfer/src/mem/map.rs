@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use super::place::no_node;
 use crate::error::{Error, ErrorKind};
 
 /// Owner of `mapped_bytes` bytes of address space, readable and writable.
@@ -57,6 +58,22 @@ impl Mapping {
 
     /// A shared mapping of the first `mapped_bytes` bytes of `file`, populated.
     pub(super) fn shared(file: BorrowedFd<'_>, mapped_bytes: usize) -> Result<Self, Error> {
+        Self::of_file(file, mapped_bytes)?.finish()
+    }
+
+    /// [`Mapping::shared`], with every page from `node`.
+    pub(super) fn shared_on(
+        file: BorrowedFd<'_>,
+        mapped_bytes: usize,
+        node: u32,
+    ) -> Result<Self, Error> {
+        let mapping = Self::of_file(file, mapped_bytes)?;
+        mapping.bind(node)?;
+        mapping.finish()
+    }
+
+    /// As [`Mapping::shared`], and nothing is populated yet.
+    fn of_file(file: BorrowedFd<'_>, mapped_bytes: usize) -> Result<Self, Error> {
         // SAFETY: I-21: as in `anonymous`; the callers have checked that the file is sealed against
         // shrinking and at least this long, so no access can raise SIGBUS.
         let base = unsafe {
@@ -69,7 +86,7 @@ impl Mapping {
                 0,
             )
         };
-        Self::adopt(base, mapped_bytes)?.finish()
+        Self::adopt(base, mapped_bytes)
     }
 
     pub(super) fn base_ptr(&self) -> *mut u8 {
@@ -106,6 +123,52 @@ impl Mapping {
         unsafe { madvise(self.base.as_ptr().cast(), self.mapped_bytes, advice) }
     }
 
+    /// Every page that is made from now on comes from `node`.
+    fn bind(&self, node: u32) -> Result<(), Error> {
+        const MASK_BITS: u32 = 1024;
+        let mut mask = [0_u64; MASK_BITS as usize / 64];
+        if node >= MASK_BITS {
+            return Err(no_node(node, Errno::INVAL));
+        }
+        mask[node as usize / 64] = 1 << (node % 64);
+        // SAFETY: I-21: the range is exactly this mapping, and no byte changes; I-16: the kernel reads `MASK_BITS`
+        // bits of `mask`, whose count it takes one too high.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.mapped_bytes,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                MASK_BITS as usize + 1,
+                0_usize,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(no_node(node, last_errno())),
+        }
+    }
+
+    /// The node of the first page; `None` where the kernel does not say.
+    pub(super) fn node(&self) -> Option<u32> {
+        /// `MPOL_F_NODE | MPOL_F_ADDR` of the kernel.
+        const NODE_OF_ADDRESS: libc::c_int = 1 | 2;
+        let mut node: libc::c_int = -1;
+        // SAFETY: I-16: the kernel writes one `c_int`; I-21: the address lies in this mapping.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut node,
+                std::ptr::null_mut::<u64>(),
+                0_usize,
+                self.base.as_ptr(),
+                NODE_OF_ADDRESS,
+            )
+        };
+        (result == 0).then(|| u32::try_from(node).ok()).flatten()
+    }
+
     fn touch_all(&self) {
         for offset in (0..self.mapped_bytes).step_by(rustix::param::page_size()) {
             let byte = self.base.as_ptr().wrapping_add(offset);
@@ -122,6 +185,11 @@ impl Drop for Mapping {
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok());
     }
+}
+
+fn last_errno() -> Errno {
+    let code = std::io::Error::last_os_error().raw_os_error();
+    Errno::from_raw_os_error(code.unwrap_or(libc::EIO))
 }
 
 fn refusal(call: &'static str, errno: Errno, mapped_bytes: usize) -> Error {

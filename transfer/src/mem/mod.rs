@@ -14,11 +14,14 @@ pub(crate) mod huge;
 #[cfg(not(kv_loom))]
 pub(crate) mod iovec;
 mod map;
+mod place;
 pub(crate) mod region;
 pub(crate) mod ring;
 mod shared;
 pub(crate) mod span;
 
+pub(crate) use place::Placement;
+pub use place::{Huge, MemoryOptions};
 pub use span::PoolGeometry;
 
 #[cfg(not(kv_loom))]
@@ -57,6 +60,7 @@ pub struct Memory {
     len_bytes: u64,
     kind: MemoryKind,
     file: Option<OwnedFd>,
+    placement: Placement,
 }
 
 impl Memory {
@@ -69,11 +73,17 @@ impl Memory {
     pub fn host(len_bytes: u64) -> Result<Self, Error> {
         let mapped_bytes = admit(len_bytes)?;
         let mapping = Mapping::anonymous(mapped_bytes)?;
+        let placement = Placement {
+            granule_bytes: rustix::param::page_size() as u64,
+            not_huge: None,
+            numa_node: mapping.node(),
+        };
         Ok(Self {
             mapping,
             len_bytes,
             kind: MemoryKind::Host,
             file: None,
+            placement,
         })
     }
 
@@ -84,14 +94,30 @@ impl Memory {
     /// # Errors
     /// As [`Memory::host`].
     pub fn shared(name: &str, len_bytes: u64) -> Result<Self, Error> {
+        Self::shared_with(name, len_bytes, MemoryOptions::default())
+    }
+
+    /// [`Memory::shared`] of huge pages or on a NUMA node, where these can be had. What was obtained, and why not,
+    /// stands in [`crate::AgentStatus`] once it is registered.
+    ///
+    /// # Errors
+    /// As [`Memory::host`]; also when huge pages are required and too few are free, and
+    /// [`ErrorKind::InvalidArgument`] for a node that this host does not have.
+    pub fn shared_with(name: &str, len_bytes: u64, options: MemoryOptions) -> Result<Self, Error> {
         let mapped_bytes = admit(len_bytes)?;
-        let (file, mapping) = shared::create(name, mapped_bytes)?;
+        let (file, mapping, placement) = shared::create(name, mapped_bytes, options)?;
         Ok(Self {
             mapping,
             len_bytes,
             kind: MemoryKind::Shared,
             file: Some(file),
+            placement,
         })
+    }
+
+    /// How it has come to lie.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
     }
 
     /// Usable length.
@@ -142,8 +168,8 @@ fn admit(len_bytes: u64) -> Result<usize, Error> {
         .into());
     }
     let available_bytes = available::available_bytes();
-    let host_page_bytes = rustix::param::page_size() as u64;
-    let rounded = len_bytes.checked_next_multiple_of(host_page_bytes);
+    let host_granule_bytes = rustix::param::page_size() as u64;
+    let rounded = len_bytes.checked_next_multiple_of(host_granule_bytes);
     match rounded.map(usize::try_from) {
         Some(Ok(mapped_bytes)) if mapped_bytes as u64 <= available_bytes => Ok(mapped_bytes),
         _ => Err(ErrorKind::OutOfMemory {
