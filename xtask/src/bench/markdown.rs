@@ -63,11 +63,17 @@ pub(super) fn page(machine: &Machine, measured: &[Measured], grids: &[Grid]) -> 
             command = "″".to_owned();
         }
     }
-    for line in beside_peers(grids).into_iter().chain(symmetry(measured)) {
+    let alike = symmetry(measured)
+        .into_iter()
+        .map(|line| (line, "the rows of tcp above"));
+    let beside = beside_peers(grids)
+        .into_iter()
+        .map(|line| (line, "the grid below"));
+    for (line, from) in alike.chain(beside) {
         let mark = if line.is_met { "" } else { "**" };
         let _ = writeln!(
             text,
-            "| {} | {} | {mark}{}{mark} | the grid below |",
+            "| {} | {} | {mark}{}{mark} | {from} |",
             line.case, line.limit, line.measured
         );
     }
@@ -489,70 +495,4 @@ fn shown(value: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::super::steps::STEPS;
-    use super::*;
-
-    fn measured(case: &str, result: Value) -> Measured {
-        let step = STEPS.iter().find(|step| step.case == case).unwrap();
-        let args = step.args.to_owned();
-        Measured { step, args, result }
-    }
-
-    fn row(ratio: f64, bad_pages: u64) -> Value {
-        json!({"rows": [{
-            "page_bytes": 8448, "pages": 1024, "gbps_med": 4.0, "ratio_med": ratio, "bad_pages": bad_pages,
-            "memcpy_gbps_med": 5.0, "limit": {"name": "memcpy", "gbps_med": 5.0, "ratio_med": ratio},
-        }]})
-    }
-
-    fn text(measured: &[Measured], load_before: f64) -> String {
-        let machine = Machine {
-            processor: "P".to_owned(),
-            cores: 2,
-            memory_gib: 24,
-            kernel: "6".to_owned(),
-            load_before,
-            load_after: 2.0,
-            is_quick: false,
-        };
-        page(&machine, measured, &[])
-    }
-
-    #[test]
-    fn a_figure_below_its_limit_is_bold_and_names_its_command() {
-        let case = "shm, write, 1 MiB and more";
-        let good = text(&[measured(case, row(0.95, 0))], 0.1);
-        assert!(
-            good.contains("| 0.90 of memcpy | 0.95 (4.00 GB/s) | `--backend shm"),
-            "{good}"
-        );
-        assert!(!good.contains("busy machine"), "{good}");
-        let slow = text(&[measured(case, row(0.5, 0))], 3.0);
-        assert!(slow.contains("| **0.50 (4.00 GB/s)** |"), "{slow}");
-        assert!(slow.contains("busy machine"), "{slow}");
-        let wrong = text(&[measured(case, row(0.95, 2))], 0.1);
-        assert!(wrong.contains("| **2 BAD PAGES** |"), "{wrong}");
-        let error = json!({"verdict": "invalid", "error": {"message": "no library"}});
-        let failed = text(&[measured(case, error)], 0.1);
-        assert!(failed.contains("**failed: no library**"), "{failed}");
-    }
-
-    #[test]
-    fn a_figure_that_is_not_there_meets_nothing() {
-        let found = text(&[measured("idle agent", json!({"idle": {}}))], 0.1);
-        assert!(found.contains("**NaN core, NaN**"), "{found}");
-    }
-
-    #[test]
-    fn every_curve_and_limit_has_its_step() {
-        for (case, _) in CURVES {
-            assert!(STEPS.iter().any(|step| step.case == case), "{case}");
-        }
-        for case in ["tcp, write", "tcp, read"] {
-            assert!(STEPS.iter().any(|step| step.case == case), "{case}");
-        }
-    }
-}
+mod tests;
