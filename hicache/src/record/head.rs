@@ -75,6 +75,7 @@ pub(super) fn write_head(record: &Record<'_>, sequence: u64, crcs: &[u32], out: 
 
 impl Head {
     /// The header that says that a record is gone.
+    #[cfg(not(kv_loom))]
     pub(crate) fn removal(namespace: NamespaceDigest, id: RecordId, sequence: u64) -> Head {
         let header_bytes = header_bytes(0, 0);
         Head {

@@ -27,6 +27,8 @@ use kvgate_kvcache::identity::{BlockKey, NamespaceDigest};
 
 pub(crate) use footer::{check_footer, write_footer};
 pub use head::{Head, HeadPart};
+// The log reads its own files with them; a model has no files.
+#[cfg(not(kv_loom))]
 pub(crate) use head::{PayloadCheck, array_at, u32_at, u64_at};
 pub use intake::{Intake, Verified, Wanted};
 pub use shape::{PART_ALIGN_BYTES, Part, RecordShape, format_code};
