@@ -103,6 +103,8 @@ fn an_undeletable_file_does_not_stop_eviction() {
         .find(|name| name.starts_with("segment"))
         .unwrap();
     disk.set_undeletable(Some(&oldest));
+    // It cannot be emptied either.
+    disk.fail_cuts(1);
     for k in 10..20 {
         put(&log, &sample, k).unwrap();
     }

@@ -12,7 +12,7 @@ use super::{Durability, SegmentLog};
 use crate::error::{Error, ErrorKind};
 use crate::record::{FOOTER_BYTES, Head, Record, RecordId, write_footer};
 
-use super::segment::Entry;
+use super::segment::{Entry, SegmentId};
 
 /// A record that waits to be written.
 pub(crate) struct Pending {
@@ -45,7 +45,7 @@ impl GroupError {
         }
     }
 
-    fn into_error(self, log: &SegmentLog) -> Error {
+    pub(crate) fn into_error(self, log: &SegmentLog) -> Error {
         Error::new(match self {
             GroupError::Io { action, kind, code } => ErrorKind::Io {
                 action,
@@ -82,15 +82,50 @@ impl SegmentLog {
     /// # Panics
     /// If the payload has not the length of the shape.
     pub fn append(&self, record: &Record<'_>, deadline: Deadline) -> Result<Stored, Error> {
-        if self.answer_present(&record.id)? {
+        let Some((bytes, entry)) = self.encode_new(record)? else {
             return Ok(Stored::Present);
+        };
+        self.put(bytes, entry, deadline)?;
+        Ok(Stored::Written)
+    }
+
+    /// Stores several records, one behind the other and with one sync as far as a group has room for
+    /// them. Answers for each what [`SegmentLog::append`] would.
+    ///
+    /// # Panics
+    /// If a payload has not the length of its shape.
+    pub fn append_all(
+        &self,
+        records: &[Record<'_>],
+        deadline: Deadline,
+    ) -> Vec<Result<Stored, Error>> {
+        let encoded: Vec<_> = records.iter().map(|r| self.encode_new(r)).collect();
+        let mut state = self.state.lock();
+        let tickets: Vec<Result<Option<u64>, Error>> = encoded
+            .into_iter()
+            .map(|encoded| Ok(encoded?.map(|(bytes, entry)| state.enqueue(bytes, entry))))
+            .collect();
+        drop(state);
+        let wait = |ticket: Result<Option<u64>, Error>| match ticket? {
+            None => Ok(Stored::Present),
+            Some(ticket) => {
+                self.wait_for(self.state.lock(), ticket, deadline)?;
+                Ok(Stored::Written)
+            }
+        };
+        tickets.into_iter().map(wait).collect()
+    }
+
+    /// The bytes of a record and what the index will say of it; `None` if it is there already.
+    fn encode_new(&self, record: &Record<'_>) -> Result<Option<(Vec<u8>, Entry)>, Error> {
+        if self.answer_present(&record.id)? {
+            return Ok(None);
         }
         let sequence = self.next_sequence.fetch_add(1, Relaxed);
         let bytes = record.to_bytes(sequence);
         let head = Head::parse(&bytes[..record.shape.header_bytes() as usize])
             .expect("I-18: what was just encoded has a header");
-        self.put(bytes, Entry::of(&head, 0), deadline)?;
-        Ok(Stored::Written)
+        Ok(Some((bytes, Entry::of(&head, 0))))
     }
 
     /// Stores the bytes of a record that was verified before.
@@ -111,22 +146,14 @@ impl SegmentLog {
     /// go on. Answers whether it was there.
     ///
     /// # Errors
-    /// As [`SegmentLog::append`].
+    /// As [`SegmentLog::append`]. The record is not found any more after that, but it may be back when the
+    /// log is opened again: the removal is owed, and asking once more writes it.
     pub fn remove(
         &self,
         namespace: NamespaceDigest,
         id: RecordId,
         deadline: Deadline,
     ) -> Result<bool, Error> {
-        {
-            let mut state = self.state.lock();
-            self.check_writable(&state)?;
-            // The index first: nobody finds it from now on.
-            if state.index.remove(&id).is_none() {
-                return Ok(false);
-            }
-            state.stats.removed_count += 1;
-        }
         let sequence = self.next_sequence.fetch_add(1, Relaxed);
         let mut head = Head::removal(namespace, id, sequence);
         let mut bytes = vec![0; head.record_bytes as usize];
@@ -134,7 +161,22 @@ impl SegmentLog {
         head.header_crc32c = head.write(header);
         debug_assert_eq!(tail.len() as u64, FOOTER_BYTES);
         write_footer(&id, sequence, head.record_bytes, head.header_crc32c, tail);
-        self.put(bytes, Entry::of(&head, 0), deadline)?;
+        let mut state = self.state.lock();
+        self.check_writable(&state)?;
+        // The index first: nobody finds it from now on. And in one go with the place in the queue: who
+        // stores it anew stores it behind the removal.
+        if let Some(place) = state.index.remove(&id) {
+            state.owed_removals.insert(id, place.segment);
+            state.stats.removed_count += 1;
+        } else if state.survivors.remove(&id) {
+            // Its copy is being written, in a segment that is not known yet.
+            state.owed_removals.insert(id, SegmentId(u32::MAX));
+            state.stats.removed_count += 1;
+        } else if !state.owed_removals.contains_key(&id) {
+            return Ok(false);
+        }
+        let ticket = state.enqueue(bytes, Entry::of(&head, 0));
+        self.wait_for(state, ticket, deadline)?;
         Ok(true)
     }
 
@@ -159,13 +201,17 @@ impl SegmentLog {
     fn put(&self, bytes: Vec<u8>, entry: Entry, deadline: Deadline) -> Result<(), Error> {
         let mut state = self.state.lock();
         self.check_writable(&state)?;
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        state.queue.push_back(Pending {
-            ticket,
-            bytes,
-            entry,
-        });
+        let ticket = state.enqueue(bytes, entry);
+        self.wait_for(state, ticket, deadline)
+    }
+
+    /// Waits for the group of a record that is in the queue, leading one if nobody does.
+    fn wait_for<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        ticket: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         loop {
             if let Some(result) = state.results.remove(&ticket) {
                 drop(state);
@@ -213,13 +259,25 @@ impl SegmentLog {
         let outcomes = self.write_group(&mut writer, group);
         let mut state = self.state.lock();
         state.stats.group_count += 1;
-        for (ticket, entry, outcome) in outcomes {
+        // In the order in which they lie on the disk: the index is then what the next open finds.
+        for (ticket, entry, mut outcome) in outcomes {
             match &outcome {
+                Ok(_) if entry.is_removal => {
+                    state.index.remove(&entry.id);
+                    state.owed_removals.remove(&entry.id);
+                }
+                // The group itself had no room for it any more.
+                Ok(segment) if !state.segments.contains_key(segment) => {
+                    state.stats.failed_count += 1;
+                    outcome = Err(GroupError::Full {
+                        needed_bytes: entry.record_bytes,
+                        capacity_bytes: self.config.capacity_bytes,
+                    });
+                }
                 Ok(segment) => {
-                    state.stats.stored_count += u64::from(!entry.is_removal);
-                    if !entry.is_removal {
-                        state.index.insert(entry.id, Place::of(*segment, &entry));
-                    }
+                    state.stats.stored_count += 1;
+                    state.index.insert(entry.id, Place::of(*segment, &entry));
+                    state.owed_removals.remove(&entry.id);
                 }
                 Err(_) => state.stats.failed_count += 1,
             }
@@ -237,7 +295,10 @@ impl SegmentLog {
         let mut bytes = 0;
         let limit_bytes = match self.config.durability {
             Durability::Strict => 1,
-            Durability::None | Durability::Batch => self.config.group_bytes,
+            // A longer group would evict what it has just written.
+            Durability::None | Durability::Batch => {
+                self.config.group_bytes.min(self.config.segment_bytes)
+            }
         };
         while bytes < limit_bytes {
             let Some(pending) = state.queue.pop_front() else {

@@ -1,10 +1,12 @@
 //! Listing, repairing, shrinking, exporting and importing the records of a log.
 
+use std::io;
+
 use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::Arc;
 
 use super::SegmentLog;
-use super::append::Stored;
+use super::append::{GroupError, Stored};
 use super::medium::{Medium, read_exact_at, write_all_at};
 use super::open::io_error;
 use super::scan::{self, Step};
@@ -90,43 +92,88 @@ impl SegmentLog {
             while self.state.lock().file_bytes() > limit_bytes {
                 let oldest = self.state.lock().segments.values().next().cloned();
                 match oldest {
-                    Some(segment) => self.drop_segment(&segment, &[]),
+                    Some(segment) => drop(self.drop_segment(&segment, &[])),
                     None => break,
                 }
             }
         })
     }
 
-    /// Writes the good records of every segment that has a bad place into new segments, and lets the bad
-    /// ones go. Answers how many records could not be saved.
+    /// Writes the good records of every segment that has a bad place into new segments, the removals too,
+    /// and then lets the bad ones go. Records that can be found are copied and no others, so nothing that
+    /// was removed comes back. Answers how many records could not be saved.
     ///
     /// # Errors
-    /// `ReadOnly`, `Late`, and what writing answers.
+    /// `ReadOnly`, `Late`, and what reading and writing answers. The segment at hand is left as it is then.
     pub fn repair(&self, deadline: Deadline) -> Result<u64, Error> {
-        let before = self.state.lock().index.len() as u64;
-        let segments: Vec<Arc<Segment>> = self.state.lock().segments.values().cloned().collect();
+        // Nothing is written any more to the segments that are looked at.
+        let segments: Vec<Arc<Segment>> = self.with_writer(deadline, |writer| {
+            self.seal(writer);
+            self.state.lock().segments.values().cloned().collect()
+        })?;
+        let mut lost_count = 0;
         for segment in segments {
-            let entries = entries_of(&segment);
-            let is_good = |entry: &Entry| {
-                matches!(read_verified(&segment, entry), Ok(Some((head, _)))
-                    if Entry::of(&head, entry.offset_bytes) == *entry)
-            };
-            let is_sealed = read_index(segment.id, &*segment.file, segment.len_bytes())
-                .is_ok_and(|index| index.is_some());
-            let has_name = self.recovery.damaged.contains(&segment.id.file_name());
-            if is_sealed && !has_name && entries.iter().all(is_good) {
-                continue;
-            }
-            let good = scan::all_records(&*segment.file, segment.len_bytes()).unwrap_or_default();
-            self.with_writer(deadline, |_| self.drop_segment(&segment, &[]))?;
-            for entry in good.iter().filter(|entry| !entry.is_removal) {
-                if let Ok(Some((_, bytes))) = read_verified(&segment, entry) {
-                    let _is_new = self.append_bytes(bytes, entry.clone(), deadline)?;
-                }
+            let is_sound = self
+                .is_sound(&segment)
+                .map_err(|error| io_error(&*self.medium, "read", error))?;
+            if !is_sound {
+                lost_count += self.with_writer(deadline, |w| self.replace(w, &segment))??;
             }
         }
-        let after = self.state.lock().index.len() as u64;
-        Ok(before.saturating_sub(after))
+        Ok(lost_count)
+    }
+
+    /// Whether a segment is sealed and every record is what its index says.
+    fn is_sound(&self, segment: &Segment) -> io::Result<bool> {
+        let Some((entries, _)) = read_index(segment.id, &*segment.file, segment.len_bytes())?
+        else {
+            return Ok(false);
+        };
+        for entry in &entries {
+            let found = read_verified(segment, entry)?;
+            if !found.is_some_and(|(head, _)| Entry::of(&head, entry.offset_bytes) == *entry) {
+                return Ok(false);
+            }
+        }
+        Ok(!self.recovery.damaged.contains(&segment.id.file_name()))
+    }
+
+    /// Copies what is good of a segment to the end of the log, and lets the segment go when that is on
+    /// the disk. Answers how many records left with it.
+    fn replace(&self, writer: &mut Writer, segment: &Arc<Segment>) -> Result<u64, Error> {
+        let read = |error| io_error(&*self.medium, "read", error);
+        writer.lost.clear();
+        let good = scan::all_records(&*segment.file, segment.len_bytes()).map_err(read)?;
+        for entry in good {
+            let place = Place::of(segment.id, &entry);
+            // A removal is of use as long as no younger record of that name is there.
+            let is_wanted = match self.state.lock().index.place(&entry.id) {
+                Some(found) => !entry.is_removal && found.is_at(&place),
+                None => entry.is_removal,
+            };
+            if !is_wanted {
+                continue;
+            }
+            let Some((_, bytes)) = read_verified(segment, &entry).map_err(read)? else {
+                continue;
+            };
+            let mut moved = entry.clone();
+            let to = self
+                .write_record(writer, &bytes, &mut moved)
+                .map_err(|error| error.into_error(self))?;
+            let mut state = self.state.lock();
+            if !entry.is_removal && state.index.remove_at(&entry.id, &place) {
+                state.index.insert(entry.id, Place::of(to, &moved));
+            }
+        }
+        if let Err(error) = self.sync_active(writer) {
+            writer.abandon(GroupError::io("sync", &error));
+        }
+        self.forget_lost(writer);
+        match writer.lost.pop() {
+            Some((_, error)) => Err(error.into_error(self)),
+            None => Ok(self.drop_segment(segment, &[])),
+        }
     }
 
     /// Runs `work` with the right to append.

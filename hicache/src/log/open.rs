@@ -159,6 +159,7 @@ impl SegmentLog {
             },
             index: Index::default(),
             segments: BTreeMap::new(),
+            stuck: Vec::new(),
             held_bytes: Arc::new(AtomicU64::new(0)),
             next_sequence: manifest.as_ref().map_or(0, |m| m.next_sequence),
         };
@@ -196,7 +197,7 @@ impl SegmentLog {
             let oldest = state.segments.values().next().cloned();
             drop(state);
             match oldest {
-                Some(segment) if is_over => self.drop_segment(&segment, &[]),
+                Some(segment) if is_over => drop(self.drop_segment(&segment, &[])),
                 _ => return,
             }
         }
@@ -305,6 +306,8 @@ struct Loader<'a> {
     recovery: Recovery,
     index: Index,
     segments: BTreeMap<SegmentId, Arc<Segment>>,
+    /// Files of the log that are of no use and have kept their name, with their bytes.
+    stuck: Vec<(String, u64)>,
     held_bytes: Arc<AtomicU64>,
     next_sequence: u64,
 }
@@ -390,10 +393,11 @@ impl Loader<'_> {
 
     fn discard(&mut self, name: &str, len_bytes: u64) -> io::Result<()> {
         self.recovery.cut_bytes += len_bytes;
-        match self.is_writable {
-            true => self.medium.remove(name),
-            false => Ok(()),
+        // What cannot be removed holds no record; it counts until it can.
+        if self.is_writable && self.medium.remove(name).is_err() {
+            self.stuck.push((name.to_owned(), len_bytes));
         }
+        Ok(())
     }
 
     fn finish(
@@ -412,7 +416,7 @@ impl Loader<'_> {
         let state = State {
             index: self.index,
             segments: self.segments,
-            stuck: Vec::new(),
+            stuck: self.stuck,
             queue: VecDeque::new(),
             writer: Some(Writer {
                 next_segment,
@@ -420,10 +424,13 @@ impl Loader<'_> {
                 sealed,
                 owed_bytes: 0,
                 lost: Vec::new(),
+                kept: Vec::new(),
             }),
             results: HashMap::new(),
             abandoned: HashSet::new(),
             next_ticket: 0,
+            owed_removals: HashMap::new(),
+            survivors: HashSet::new(),
             evicted: Vec::new(),
             read_only,
             stats: LogStats::default(),

@@ -160,6 +160,11 @@ pub(crate) struct State {
     /// Tickets whose owner has stopped waiting.
     pub(crate) abandoned: HashSet<u64>,
     pub(crate) next_ticket: u64,
+    /// Records that were removed without a trace on the disk, for a failure, and the segment in which
+    /// each lies: they would be back when the log is opened again.
+    pub(crate) owed_removals: HashMap<RecordId, SegmentId>,
+    /// Records whose segment has gone and that are about to be written again.
+    pub(crate) survivors: HashSet<RecordId>,
     pub(crate) evicted: Vec<RecordId>,
     /// Why nothing is written any more.
     pub(crate) read_only: Option<String>,
@@ -167,6 +172,18 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Lets a record wait to be written. Answers its ticket.
+    pub(crate) fn enqueue(&mut self, bytes: Vec<u8>, entry: Entry) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.queue.push_back(Pending {
+            ticket,
+            bytes,
+            entry,
+        });
+        ticket
+    }
+
     /// Where a record lies, counted as a use of it.
     pub(crate) fn find(&mut self, id: &RecordId) -> Option<(Arc<Segment>, Place)> {
         let place = self.index.places.get_mut(id)?;

@@ -22,8 +22,10 @@ pub(crate) struct Writer {
     /// Bytes of the indexes that segments lack which a failure has left unsealed; they get them at the
     /// close.
     pub(crate) owed_bytes: u64,
-    /// Segments of this group whose records could not be synced.
-    pub(crate) lost: Vec<(SegmentId, io::Error)>,
+    /// Segments of this group whose records could not be synced, or will not be.
+    pub(crate) lost: Vec<(SegmentId, GroupError)>,
+    /// Records that this group has kept over an eviction, and where.
+    pub(crate) kept: Vec<(RecordId, Place)>,
 }
 
 /// The segment that grows.
@@ -34,11 +36,13 @@ pub(crate) struct Active {
 }
 
 impl Writer {
-    /// Writes nothing more to the active segment, and does not seal it now.
-    fn abandon(&mut self) -> Option<SegmentId> {
-        let active = self.active.take()?;
-        self.owed_bytes += index_bytes(active.entries.len());
-        Some(active.segment.id)
+    /// Writes nothing more to the active segment, and neither syncs nor seals it now: what this group
+    /// has written there is not acknowledged.
+    pub(crate) fn abandon(&mut self, error: GroupError) {
+        if let Some(active) = self.active.take() {
+            self.owed_bytes += index_bytes(active.entries.len());
+            self.lost.push((active.segment.id, error));
+        }
     }
 }
 
@@ -58,20 +62,20 @@ impl SegmentLog {
         if let Err(error) = self.sync_active(writer) {
             // What was written since the last sync is there or not; nobody can tell, so none of it is
             // acknowledged, and nothing is written behind it.
-            let lost = writer.abandon();
-            writer.lost.extend(lost.map(|id| (id, error)));
+            writer.abandon(GroupError::io("sync", &error));
         }
+        self.forget_lost(writer);
         for (id, error) in std::mem::take(&mut writer.lost) {
             for (_, _, outcome) in &mut outcomes {
                 if outcome.as_ref().ok() == Some(&id) {
-                    *outcome = Err(GroupError::io("sync", &error));
+                    *outcome = Err(error.clone());
                 }
             }
         }
         outcomes
     }
 
-    fn write_record(
+    pub(crate) fn write_record(
         &self,
         writer: &mut Writer,
         bytes: &[u8],
@@ -146,7 +150,7 @@ impl SegmentLog {
             let is_cut = file.set_len(active.end_bytes).is_ok();
             writer.active = Some(active);
             if !is_cut {
-                writer.abandon();
+                writer.abandon(GroupError::io("write", &error));
             }
             return Err(error);
         }
@@ -192,7 +196,7 @@ impl SegmentLog {
         })
     }
 
-    fn sync_active(&self, writer: &Writer) -> io::Result<()> {
+    pub(crate) fn sync_active(&self, writer: &Writer) -> io::Result<()> {
         let Some(active) = &writer.active else {
             return Ok(());
         };
@@ -222,7 +226,8 @@ impl SegmentLog {
             Durability::Batch | Durability::Strict => file.sync_data(),
         };
         let is_synced = synced.is_ok();
-        writer.lost.extend(synced.err().map(|error| (id, error)));
+        let lost = synced.err().map(|error| GroupError::io("sync", &error));
+        writer.lost.extend(lost.map(|error| (id, error)));
         let sealed = match is_synced {
             true => write_all_at(file, &block, active.end_bytes).and_then(|()| file.sync_data()),
             false => Err(io::Error::from(io::ErrorKind::Other)),
@@ -292,16 +297,33 @@ impl SegmentLog {
                 .then(|| self.write_at_end(writer, &bytes, &mut entry))
                 .and_then(io::Result::ok);
             let mut state = self.state.lock();
+            // Nobody has removed or stored it meanwhile: the copy counts.
+            let is_wanted = state.survivors.remove(&entry.id) && !state.index.contains(&entry.id);
             match written {
-                Some(id) if !state.index.contains(&entry.id) => {
-                    state.index.insert(entry.id, Place::of(id, &entry));
+                Some(id) if is_wanted => {
+                    let place = Place::of(id, &entry);
+                    state.index.insert(entry.id, place);
                     state.stats.kept_count += 1;
+                    writer.kept.push((entry.id, place));
                 }
                 Some(_) => {}
+                None if !is_wanted => {}
                 None => {
                     state.evicted.push(entry.id);
                     state.stats.evicted_count += 1;
                 }
+            }
+        }
+    }
+
+    /// What was kept and may be lost in a crash leaves with the segment that it was kept from.
+    pub(crate) fn forget_lost(&self, writer: &mut Writer) {
+        let mut state = self.state.lock();
+        for (id, place) in std::mem::take(&mut writer.kept) {
+            let is_lost = writer.lost.iter().any(|(at, _)| *at == place.segment);
+            if is_lost && state.index.remove_at(&id, &place) {
+                state.stats.evicted_count += 1;
+                state.evicted.push(id);
             }
         }
     }
@@ -322,28 +344,40 @@ impl SegmentLog {
         })
     }
 
-    /// The index first, then the name; the bytes go when the last reader lets go of the file.
-    /// Survivors leave the index too, and are not told as gone.
-    pub(crate) fn drop_segment(&self, segment: &Arc<Segment>, survivors: &[Survivor]) {
+    /// The index first, then the name; the bytes go when the last reader lets go of the file. Survivors
+    /// leave the index too, and are not told as gone. A file that keeps its name is emptied: the removals
+    /// of its records may leave before it does, and nothing of it may come back then. Answers how many
+    /// records have left.
+    pub(crate) fn drop_segment(&self, segment: &Arc<Segment>, survivors: &[Survivor]) -> u64 {
         let name = segment.id.file_name();
         let kept: HashSet<RecordId> = survivors.iter().map(|s| s.entry.id).collect();
         let mut state = self.state.lock();
         let mut left = state.index.remove_segment(segment.id);
+        state
+            .survivors
+            .extend(left.iter().filter(|id| kept.contains(id)));
         left.retain(|id| !kept.contains(id));
-        state.stats.evicted_count += left.len() as u64;
+        let left_count = left.len() as u64;
+        state.stats.evicted_count += left_count;
         state.evicted.extend(left);
         state.segments.remove(&segment.id);
+        state.owed_removals.retain(|_, at| *at != segment.id);
         state.stats.evicted_segments += 1;
         drop(state);
-        segment.gone();
         match self.medium.remove(&name) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(()) => segment.gone(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => segment.gone(),
             Err(_) => {
-                let bytes = segment.len_bytes();
+                let file = &*segment.file;
+                let emptied = file.set_len(0).and_then(|()| file.sync_data());
+                let bytes = match emptied {
+                    Ok(()) => 0,
+                    Err(_) => file.len_bytes().unwrap_or(segment.len_bytes()),
+                };
                 self.state.lock().stuck.push((name, bytes));
             }
         }
+        left_count
     }
 
     /// Tries once more to remove what could not be removed.

@@ -64,6 +64,10 @@ struct Inner {
     failing_writes: u32,
     failing_syncs: u32,
     failing_reads: u32,
+    failing_cuts: u32,
+    /// Writes, syncs and reads that are good before one fails.
+    countdown: [Option<u32>; 3],
+    unreadable: Option<(String, usize)>,
     short_io: bool,
     undeletable: Option<String>,
     is_gone: bool,
@@ -194,6 +198,21 @@ impl SimDisk {
         inner.failing_reads = reads;
     }
 
+    /// One write, one sync and one read that fail, each behind so many good ones.
+    pub fn fail_behind(&self, writes: Option<u32>, syncs: Option<u32>, reads: Option<u32>) {
+        self.0.lock().countdown = [writes, syncs, reads];
+    }
+
+    /// The next changes of a length that fail.
+    pub fn fail_cuts(&self, cuts: u32) {
+        self.0.lock().failing_cuts = cuts;
+    }
+
+    /// A byte of a file whose sector cannot be read.
+    pub fn set_unreadable(&self, place: Option<(&str, usize)>) {
+        self.0.lock().unreadable = place.map(|(name, at)| (name.to_owned(), at));
+    }
+
     /// Whether reads and writes take fewer bytes than they are given.
     pub fn set_short_io(&self, is_short: bool) {
         self.0.lock().short_io = is_short;
@@ -322,10 +341,33 @@ fn spend(count: &mut u32) -> io::Result<()> {
     }
 }
 
+fn count_down(left: &mut Option<u32>) -> io::Result<()> {
+    match *left {
+        None => Ok(()),
+        Some(0) => {
+            *left = None;
+            Err(broken())
+        }
+        Some(count) => {
+            *left = Some(count - 1);
+            Ok(())
+        }
+    }
+}
+
 impl MediumFile for SimFile {
     fn read_at(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
         let mut inner = self.disk.0.lock();
         spend(&mut inner.failing_reads)?;
+        count_down(&mut inner.countdown[2])?;
+        let sector = inner.unreadable.as_ref().and_then(|(name, at)| {
+            let is_here = inner.names.get(name) == Some(&self.file);
+            is_here.then_some(at - at % SECTOR_BYTES)
+        });
+        let end = offset_bytes as usize + into.len();
+        if sector.is_some_and(|at| at < end && (offset_bytes as usize) < at + SECTOR_BYTES) {
+            return Err(broken());
+        }
         let content = &inner.contents[self.file];
         let start = content.len().min(offset_bytes as usize);
         let mut count = into.len().min(content.len() - start);
@@ -339,6 +381,7 @@ impl MediumFile for SimFile {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<usize> {
         let mut inner = self.disk.0.lock();
         spend(&mut inner.failing_writes)?;
+        count_down(&mut inner.countdown[0])?;
         let at = offset_bytes as usize;
         let mut count = bytes.len();
         if inner.short_io {
@@ -368,6 +411,7 @@ impl MediumFile for SimFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
         spend(&mut inner.failing_syncs)?;
+        count_down(&mut inner.countdown[1])?;
         inner.journal.push(Step::Sync { file: self.file });
         Ok(())
     }
@@ -378,6 +422,7 @@ impl MediumFile for SimFile {
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
+        spend(&mut inner.failing_cuts)?;
         let bytes = bytes as usize;
         inner.contents[self.file].resize(bytes, 0);
         let file = self.file;
