@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 #[cfg(not(kv_loom))]
-use crate::attend::Attendance;
+use crate::attend::{Attendance, Whose};
 use crate::{deadline::Deadline, engine::Engine, error::Cause, ids::PeerId, source::SourceReady};
 
 /// Something the owner of an agent has to hear.
@@ -89,7 +89,7 @@ impl Engine {
             return event;
         }
         #[cfg(not(kv_loom))]
-        if let Some(attendant) = Attendance::begin(&self.attendance) {
+        if let Some(attendant) = Attendance::begin(&self.attendance, Whose::All) {
             let event = self
                 .events
                 .wait_attending(attendant, deadline, EventQueue::pop);

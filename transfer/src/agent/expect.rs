@@ -56,7 +56,7 @@ impl Expectation {
         }
         engine.observe_waits(barrier);
         #[cfg(not(kv_loom))]
-        barrier.attend(&engine.attendance);
+        barrier.attend(&engine.attendance, writers.iter().map(|(peer, _)| *peer));
         let flight = Arc::new(Flight::new(barrier.clone(), writers, sink));
         {
             let mut flights = engine.flights.lock();

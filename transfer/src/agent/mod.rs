@@ -416,7 +416,8 @@ impl Agent {
     }
 
     /// The next event; blocks until there is one, the agent is shut down, or the deadline passes. Meanwhile this
-    /// thread takes what peers of this host send, as in [`Barrier::wait`].
+    /// thread takes what peers of this host send, as in [`Barrier::wait`], here whichever peers they are: while a
+    /// sink that it calls runs, what up to seven others have sent waits.
     pub fn next_event(&self, deadline: Deadline) -> Option<AgentEvent> {
         self.engine().wait_for_event(deadline)
     }

@@ -36,6 +36,8 @@ pub struct Attendant {
     until: Option<Deadline>,
     #[cfg(not(kv_loom))]
     rings: Arc<Attendance>,
+    #[cfg(not(kv_loom))]
+    whose: Whose,
 }
 
 impl Attendant {
@@ -44,8 +46,10 @@ impl Attendant {
     /// late by the handling of one frame at most.
     pub fn doze(&mut self, deadline: Deadline) {
         self.until = Some(deadline);
-        #[cfg(not(kv_loom))]
-        self.take_what_is_free();
+        let spin = match self.take_what_is_free() {
+            true => self.spin,
+            false => Duration::ZERO,
+        };
         let mut quiet_since = None;
         while !self.bell.is_rung() {
             let has_worked = self.attend(deadline);
@@ -56,9 +60,9 @@ impl Attendant {
                 quiet_since = None;
                 continue;
             }
-            if !self.spin.is_zero() {
+            if !spin.is_zero() {
                 let since = *quiet_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < self.spin {
+                if since.elapsed() < spin {
                     std::hint::spin_loop();
                     continue;
                 }
@@ -131,7 +135,7 @@ impl Drop for Attendant {
 }
 
 #[cfg(not(kv_loom))]
-pub(crate) use listed::{Attendance, Station};
+pub(crate) use listed::{Attendance, Station, Whose};
 
 #[cfg(not(kv_loom))]
 mod listed {
@@ -160,6 +164,25 @@ mod listed {
 
         fn forget(&self, bell: &Arc<Bell>) {
             Seat::forget(self, bell);
+        }
+    }
+
+    /// The rings that one waiting thread may attend to. Those of other peers stay with their receive threads, so
+    /// that what such a peer sends does not wait until this thread is through with a frame.
+    #[derive(Clone, Debug)]
+    pub(crate) enum Whose {
+        /// For whoever waits for something of any peer.
+        All,
+        /// For whoever waits for what these peers write.
+        Of(Arc<[PeerId]>),
+    }
+
+    impl Whose {
+        fn has(&self, peer: PeerId) -> bool {
+            match self {
+                Self::All => true,
+                Self::Of(peers) => peers.contains(&peer),
+            }
         }
     }
 
@@ -196,8 +219,8 @@ mod listed {
         }
 
         /// For a thread that is about to wait; `None` where it has nothing to attend to.
-        pub(crate) fn begin(this: &Arc<Self>) -> Option<Attendant> {
-            if this.stations.lock().is_empty() || !bell::can_sleep_on_many() {
+        pub(crate) fn begin(this: &Arc<Self>, whose: Whose) -> Option<Attendant> {
+            if this.next(0, &whose).is_none() || !bell::can_sleep_on_many() {
                 return None;
             }
             Some(Attendant {
@@ -206,6 +229,7 @@ mod listed {
                 spin: this.spin,
                 until: None,
                 rings: this.clone(),
+                whose,
             })
         }
 
@@ -215,25 +239,31 @@ mod listed {
             }
         }
 
-        fn number(&self, index: usize) -> Option<Arc<dyn Station>> {
-            Some(self.stations.lock().get(index)?.1.clone())
+        /// The first one of these peers at `index` or behind it, with its place.
+        fn next(&self, index: usize, whose: &Whose) -> Option<(usize, Arc<dyn Station>)> {
+            let stations = self.stations.lock();
+            let mut behind = stations.iter().enumerate().skip(index);
+            let (place, (_, station)) = behind.find(|(_, (peer, _))| whose.has(*peer))?;
+            Some((place, station.clone()))
         }
     }
 
     impl Attendant {
-        pub(super) fn take_what_is_free(&mut self) {
+        /// `false` when there is no ring any more that it could ever take.
+        pub(crate) fn take_what_is_free(&mut self) -> bool {
             let mut index = 0;
             // Asked one by one: no lock is held while a seat is taken.
-            while let Some(station) = self.rings.number(index) {
+            while let Some((place, station)) = self.rings.next(index, &self.whose) {
+                index = place + 1;
                 if self.duties.len() == WORDS_AT_ONCE {
-                    return;
+                    break;
                 }
                 self.duties.extend(station.try_take(&self.bell));
-                index += 1;
             }
+            index > 0
         }
 
-        /// Does not sleep at all.
+        /// Does not sleep while there is a ring that it has or could have.
         pub(crate) fn wide_awake(mut self) -> Self {
             self.spin = Duration::MAX;
             self
@@ -290,5 +320,10 @@ impl Attendant {
             spin: Duration::ZERO,
             until: None,
         }
+    }
+
+    /// It has its seats from the beginning.
+    fn take_what_is_free(&mut self) -> bool {
+        true
     }
 }

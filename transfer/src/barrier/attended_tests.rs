@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::*;
-use crate::attend::{Attendance, Attendant, Found, Mail, Seat, Sleeper};
+use crate::attend::{Attendance, Attendant, Found, Mail, Seat, Sleeper, Whose};
 use crate::ids::PeerId;
 
 /// A ring whose frames a test makes up.
@@ -46,7 +46,7 @@ fn rings() -> Arc<Attendance> {
 }
 
 fn begin(rings: &Arc<Attendance>) -> Attendant {
-    Attendance::begin(rings).expect("a ring is listed, and this kernel has futex_waitv")
+    Attendance::begin(rings, Whose::All).expect("a ring is listed, and this kernel has futex_waitv")
 }
 
 fn never(_: &mut ()) -> Option<()> {
@@ -77,6 +77,43 @@ fn waits_that_run_out_leave_nothing_behind() {
     }));
     assert!(ended.is_err());
     assert_eq!(waiters.kept(), 0);
+}
+
+/// What others send stays with their receive threads, and without a ring of a writer a thread sleeps as any other.
+#[test]
+fn a_thread_at_a_gate_has_the_rings_of_its_writers_only() {
+    let (rings, writer, other) = (rings(), PeerId(1), PeerId(2));
+    let steps: [Arc<AtomicU32>; 2] = Default::default();
+    for (peer, steps) in [writer, other].into_iter().zip(&steps) {
+        let steps = steps.clone();
+        list(&rings, peer.0, move || {
+            steps.fetch_add(1, Ordering::Relaxed);
+            Found::Nothing
+        });
+    }
+    let chunk = ChunkSpec {
+        stage: StageId(0),
+        chunk: ChunkId(0),
+        writer: WriterRank(0),
+        descriptor_count: 1,
+    };
+    let barrier = Barrier::new(BarrierPlan::from_chunks(vec![chunk]).unwrap(), Epoch(1));
+    barrier.arm().unwrap();
+    barrier.attend(&rings, [writer].into_iter());
+    for _ in 0..3 {
+        let timed_out = BarrierError::TimedOut { deadline_ms: 1 };
+        let ended = barrier.wait(StageId(0), Deadline::after_ms(1));
+        assert_eq!(ended, Err(timed_out));
+    }
+    let count = |index: usize| steps[index].load(Ordering::Relaxed);
+    assert!(count(0) >= 3 && count(1) == 0, "{} {}", count(0), count(1));
+
+    let of = |peer| Attendance::begin(&rings, Whose::Of([peer].into()));
+    assert!(of(PeerId(3)).is_none());
+    let mut attendant = of(writer).unwrap().wide_awake();
+    assert!(attendant.take_what_is_free());
+    rings.strike(writer);
+    assert!(!attendant.take_what_is_free(), "it would look for ever");
 }
 
 /// Keeps giving frames, much longer than anybody waits for them.

@@ -27,7 +27,7 @@ use self::{
     waiters::Waiters,
 };
 #[cfg(not(kv_loom))]
-use crate::attend::Attendance;
+use crate::attend::{Attendance, Whose};
 use crate::{
     deadline::Deadline,
     error::Cause,
@@ -92,9 +92,9 @@ struct Flight {
     /// Nanoseconds from `made_at` to the last redemption of each stage, 0 before.
     landed_after_ns: Vec<AtomicU64>,
     made_at: Instant,
-    /// The rings out of which arrivals of this flight may come.
+    /// The rings of the agent, and whose arrivals may be of this flight.
     #[cfg(not(kv_loom))]
-    attendance: crate::sync::Mutex<Option<Arc<Attendance>>>,
+    attendance: crate::sync::Mutex<Option<(Arc<Attendance>, Whose)>>,
     /// Who measures how long threads sleep at a gate.
     #[cfg(all(feature = "metrics", not(kv_loom)))]
     waits: crate::sync::Mutex<Option<prometheus_client::metrics::histogram::Histogram>>,
@@ -182,9 +182,11 @@ impl Barrier {
 
     /// Blocks until the stage is ready or has failed.
     ///
-    /// While a receiver waits, its thread takes what peers of this host send to the agent, so that one wake stands
-    /// between an arrival and its reader: it may call the [`crate::ArrivalSink`]s and the [`crate::Recorder`] of
-    /// that agent. Whoever holds a lock that these take waits for ever.
+    /// While a receiver waits, its thread takes what up to eight writers of the flight that are on this host send to
+    /// the agent, so that one wake stands between an arrival and its reader: it may call the
+    /// [`crate::ArrivalSink`]s and the [`crate::Recorder`] of that agent. Whoever holds a lock that these take waits
+    /// for ever. While one of them runs, what the other writers have sent meanwhile waits, and the wait ends late by
+    /// one such call at most.
     ///
     /// # Errors
     /// [`BarrierError::NotArmed`] and [`BarrierError::UnknownStage`] at once, [`BarrierError::Failed`]
@@ -193,8 +195,9 @@ impl Barrier {
         self.wait_as(stage, deadline, false)
     }
 
-    /// [`Barrier::wait`] for a thread that has a core to itself: what peers of this host send is looked for all
-    /// the time, and nobody needs to wake it. For every other peer it sleeps.
+    /// [`Barrier::wait`] for a thread that has a core to itself: as long as a writer of the flight is connected
+    /// over `shm` or `cma`, it looks all the time and does not sleep, and nobody needs to wake it. Otherwise, and
+    /// where the kernel has no `futex_waitv` (before Linux 5.16), it sleeps like any other.
     ///
     /// # Errors
     /// As [`Barrier::wait`].
@@ -241,11 +244,15 @@ impl Barrier {
         }
     }
 
-    /// Arrivals may come out of these rings: who waits attends to them.
+    /// Arrivals come out of the rings of these writers: who waits attends to them.
     #[cfg(not(kv_loom))]
-    pub(crate) fn attend(&self, to: &Arc<Attendance>) {
+    pub(crate) fn attend(
+        &self,
+        to: &Arc<Attendance>,
+        writers: impl Iterator<Item = crate::ids::PeerId>,
+    ) {
         if let Some(flight) = &self.flight {
-            *flight.attendance.lock() = Some(to.clone());
+            *flight.attendance.lock() = Some((to.clone(), Whose::Of(writers.collect())));
         }
     }
 
@@ -464,7 +471,7 @@ impl Flight {
         check: impl FnMut(&mut Vec<Option<Cause>>) -> Option<R>,
     ) -> Option<R> {
         let attendance = self.attendance.lock().clone();
-        match attendance.as_ref().and_then(Attendance::begin) {
+        match attendance.and_then(|(rings, whose)| Attendance::begin(&rings, whose)) {
             Some(attendant) => {
                 let attendant = match spins {
                     true => attendant.wide_awake(),

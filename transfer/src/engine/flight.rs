@@ -13,7 +13,9 @@ use crate::{
 /// Hears of every arrival of a flight before its tickets are redeemed.
 pub trait ArrivalSink: Send + Sync {
     /// The bytes of this arrival are visible in this process and no gate has opened for them yet.
-    /// Runs on the receive thread of the peer, or where a read ends: return soon.
+    /// Runs on the receive thread of the peer, where a read ends, or on a thread that waits for the flight or for
+    /// an event ([`Barrier::wait`]): return soon. Until it returns, this peer and the others whose frames that
+    /// thread takes are not heard.
     fn arrived(&self, peer: PeerId, arrival: &Arrival);
 }
 
