@@ -70,6 +70,11 @@ impl<T> Classes<T> {
     }
 
     /// Takes everything out, the foreground first.
+    /// All items, the foreground first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.foreground.iter().chain(&self.background)
+    }
+
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         let all = std::mem::take(self);
         all.foreground.into_iter().chain(all.background).collect()

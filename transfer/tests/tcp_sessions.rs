@@ -8,6 +8,7 @@ mod contract;
 #[allow(dead_code)]
 mod proxy;
 
+mod session_ends;
 mod session_pair;
 
 use std::time::{Duration, Instant};

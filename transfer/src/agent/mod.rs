@@ -468,7 +468,8 @@ impl Agent {
 
     /// Ends the agent: nothing is admitted any more, flights that miss something fail with
     /// [`Cause::Shutdown`], queues are drained, connections closed, threads joined; all of it within the
-    /// deadline. A second call finds little to do.
+    /// deadline. A peer that is suspended with messages for it gets half of the time to come back; what it does not
+    /// take is in the report. A second call finds little to do.
     pub fn shutdown(&self, deadline: Deadline) -> ShutdownReport {
         self.engine().shutdown(deadline)
     }

@@ -276,6 +276,11 @@ pub trait Link: Send + Sync {
     fn keeps_messages(&self) -> bool {
         false
     }
+    /// Messages that were taken from the queue and not sent, or whose connection has broken before the peer has
+    /// acknowledged them.
+    fn unsent_messages(&self) -> usize {
+        0
+    }
     /// Sends what was kept over a break, after [`LinkEvents::resumed`]. By the thread that has the turn.
     fn go_on(&self) {}
     /// What an operation that does not go on waits for, as far as can be seen. From any thread; never waits.

@@ -522,6 +522,11 @@ impl Link for TcpLink {
         self.shared.terms.is_some()
     }
 
+    fn unsent_messages(&self) -> usize {
+        let is_message = |item: &Item| matches!(item, Item::Message(_));
+        self.shared.session.unsent_count(is_message)
+    }
+
     fn go_on(&self) {
         self.shared.pump();
         self.shared.ask();

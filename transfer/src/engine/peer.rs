@@ -167,6 +167,11 @@ impl Peer {
         *self.suspended.lock() = cause;
     }
 
+    /// Messages that did not go, or of which nobody can tell. Those that the queue has and those that the link has.
+    pub(crate) fn unsent_messages(&self) -> u64 {
+        (self.queue.queued_frames() + self.link.unsent_messages()) as u64
+    }
+
     /// Why there is no connection, while another one may come.
     pub(crate) fn suspended(&self) -> Option<Cause> {
         self.suspended.lock().clone()

@@ -215,7 +215,7 @@ impl Engine {
     /// A connection has broken, and its link tries to get another one: what is under way stays under way, and
     /// nothing that the peer may touch is quiet.
     fn suspend(&self, peer: &Arc<Peer>, cause: Cause) {
-        peer.queue.forget_requests();
+        peer.queue.suspend();
         peer.suspend(Some(cause.clone()));
         self.record(|| Event::PeerSuspended {
             peer: peer.id,

@@ -82,6 +82,8 @@ struct State {
     broken: Option<Cause>,
     /// The link goes on over another connection.
     goes_on: bool,
+    /// There is no connection at the moment: frames that are kept may not have come.
+    is_away: bool,
     /// Somebody has the turn.
     is_taken: bool,
     /// Threads that wait for a place, or for the end of everything.
@@ -244,13 +246,16 @@ impl Queue {
         // A closed queue has nothing to go on with.
         let _ = self.push(|state| {
             state.goes_on = true;
+            state.is_away = false;
             Ok(())
         });
     }
 
-    /// Drops the reads of the peer that wait: they are asked for again over another connection.
-    pub(crate) fn forget_requests(&self) {
+    /// There is no connection for now. Drops the reads of the peer that wait: they are asked for again over another
+    /// one.
+    pub(crate) fn suspend(&self) {
         self.state.with(|state| {
+            state.is_away = true;
             state.request_count = 0;
             state.items.retain(|item| !matches!(item, Item::Request(_)));
         });
@@ -360,13 +365,22 @@ impl Queue {
         })
     }
 
-    /// Blocks until nothing is queued, executed or under way, or the queue is closed; `false` at the deadline.
+    /// Blocks until nothing is queued, executed, under way or kept for another connection, or the queue is closed;
+    /// `false` at the deadline.
     pub(crate) fn wait_drained(&self, deadline: Deadline) -> bool {
         let drained = |state: &mut State| {
             let is_idle = !state.is_taken && !state.has_work() && state.op_count == 0;
+            let is_idle = is_idle && !(state.is_away && state.frame_count > 0);
             (state.closed.is_some() || is_idle).then_some(())
         };
         self.wait_for_room(deadline, drained).is_some()
+    }
+
+    /// Frames that the link has not got yet.
+    pub(crate) fn queued_frames(&self) -> usize {
+        let is_frame = |item: &&Item| matches!(item, Item::Frame(_));
+        self.state
+            .with(|state| state.items.iter().filter(is_frame).count())
     }
 
     /// The operations that are not terminal.

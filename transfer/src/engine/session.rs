@@ -161,6 +161,23 @@ impl<C: Clone, T: Clone, R> Session<C, T, R> {
         self.state.lock().items.len()
     }
 
+    /// How many items of which `is` holds have not been sent over the connection that stands; without one, how many
+    /// were not answered.
+    pub fn unsent_count(&self, is: impl Fn(&T) -> bool) -> usize {
+        let state = self.state.lock();
+        let sent = match state.connection {
+            Some(_) => state.cursor.saturating_sub(state.first),
+            None => 0,
+        };
+        let sent = usize::try_from(sent).unwrap_or(usize::MAX);
+        state
+            .items
+            .iter()
+            .skip(sent)
+            .filter(|item| is(item))
+            .count()
+    }
+
     /// The last item that was answered.
     pub fn answered_through(&self) -> u64 {
         self.state.lock().first - 1

@@ -20,6 +20,9 @@ pub struct ShutdownReport {
     pub open_regions: Vec<RegionId>,
     /// Operations whose end nobody can tell.
     pub unknown_operations: u64,
+    /// Messages that were queued and not sent, or sent over a connection that broke before the peer acknowledged
+    /// them and was not made again in time: whether they came nobody can tell.
+    pub unsent_messages: u64,
     /// Worker threads that did not end in time.
     pub running_threads: usize,
 }
@@ -43,9 +46,11 @@ impl Engine {
         }
         // Half of the time to send what is queued, the other half to end.
         let drained_by = Deadline::after(deadline.remaining() / 2);
+        let mut unsent_messages = 0;
         for peer in &self.all_peers() {
             if self.has_workers {
                 peer.queue.wait_drained(drained_by);
+                unsent_messages += peer.unsent_messages();
             }
             self.fail_peer(peer, Cause::Shutdown);
         }
@@ -64,6 +69,7 @@ impl Engine {
                 .map(|flight| flight.barrier.epoch())
                 .collect(),
             open_regions: self.regions.all().iter().map(|region| region.id).collect(),
+            unsent_messages,
             unknown_operations: self.counters.snapshot().unknown_transfers,
             running_threads,
         }

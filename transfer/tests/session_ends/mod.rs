@@ -1,0 +1,46 @@
+//! Sessions that are ended while they have no connection.
+
+use kvgate_transfer::Deadline;
+
+use crate::contract::patience;
+use crate::session_pair::{message, pair, suspended};
+
+/// What was given to a session without a connection is sent within the deadline of the shutdown, or named.
+#[test]
+fn a_shutdown_drops_no_message_without_a_word() {
+    const SENT: u64 = 3;
+    for comes_back in [true, false] {
+        let pair = pair();
+        pair.proxy.turn_away(u64::MAX);
+        pair.proxy.cut();
+        for node in [&pair.a, &pair.b] {
+            suspended(&node.agent);
+        }
+        for number in 0..SENT {
+            let text = format!("message {number}");
+            pair.a.agent.send(pair.b_at_a, &text).unwrap();
+        }
+        let deadline = match comes_back {
+            true => {
+                pair.proxy.turn_away(0);
+                patience()
+            }
+            false => Deadline::after_ms(200),
+        };
+        let report = pair.a.agent.shutdown(deadline);
+        match comes_back {
+            true => {
+                assert_eq!(report.unsent_messages, 0);
+                for number in 0..SENT {
+                    let text = format!("message {number}").into_bytes();
+                    assert_eq!(message(&pair.b.agent, &mut 0), text);
+                }
+            }
+            false => {
+                assert_eq!(report.unsent_messages, SENT);
+                assert!(!report.is_clean(), "{report:?}");
+            }
+        }
+        drop(pair);
+    }
+}
