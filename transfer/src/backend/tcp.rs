@@ -40,6 +40,7 @@ use super::{
 };
 use crate::Arrival;
 use crate::agent::wire::{self, Refusal};
+use crate::deadline::Deadline;
 use crate::engine::Op;
 use crate::engine::session::{Handover, Session};
 use crate::error::{Cause, Error, ErrorKind};
@@ -258,8 +259,23 @@ impl Shared {
             vectors: RawVectors::new(),
             refused: None,
             applied_slots: 0,
+            is_within: false,
         };
-        channel::receive(channel, reader, bounds, (peer, events), &mut incoming)
+        let end = channel::receive(channel, reader, bounds, (peer, events), &mut incoming);
+        let is_whole = !incoming.is_within && reader.is_between_frames();
+        if !matches!(end, Err(StreamEnd::Stopped)) || !is_whole || self.is_closed_here() {
+            return end;
+        }
+        // Somebody else has found the end first; a goodbye that has come before it wins.
+        let rest = Bounds {
+            stop: None,
+            deadline: Some(Deadline::now()),
+            ..bounds
+        };
+        match channel::receive(channel, reader, rest, (peer, events), &mut incoming) {
+            Ok(()) => Ok(()),
+            Err(_) => end,
+        }
     }
 
     /// No connection is taken and nothing is sent from here on. Gives back the last one.

@@ -115,10 +115,29 @@ pub(super) struct Incoming<'a> {
     pub(super) refused: Option<Refusal>,
     /// Slots of the parts of the write under way that were applied.
     pub(super) applied_slots: u64,
+    /// A frame was not handled to its end, so that what is read next may be its payload.
+    pub(super) is_within: bool,
 }
 
 impl Reception for Incoming<'_> {
     fn frame(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd> {
+        self.is_within = true;
+        self.handle(frame, reader)?;
+        self.is_within = false;
+        Ok(())
+    }
+
+    fn is_numbered(&self) -> bool {
+        true
+    }
+}
+
+fn bad_value(field: &'static str, value: u64) -> StreamEnd {
+    StreamEnd::Wire(WireError::BadValue { field, value })
+}
+
+impl Incoming<'_> {
+    fn handle(&mut self, frame: Frame, reader: &mut FrameReader) -> Result<(), StreamEnd> {
         match frame {
             Frame::Write(head) => self.write(head, reader),
             Frame::Numbered { number, message } => self.message(number, message),
@@ -156,16 +175,6 @@ impl Reception for Incoming<'_> {
         }
     }
 
-    fn is_numbered(&self) -> bool {
-        true
-    }
-}
-
-fn bad_value(field: &'static str, value: u64) -> StreamEnd {
-    StreamEnd::Wire(WireError::BadValue { field, value })
-}
-
-impl Incoming<'_> {
     /// Whether the item with this number is to be handled now.
     fn takes(&self, number: u64) -> Result<bool, StreamEnd> {
         match self.progress.received.take(number) {

@@ -1,10 +1,15 @@
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::{Condvar as StdCondvar, Mutex as StdMutex};
 
 use super::*;
 use crate::backend::socket::Socket;
-use crate::backend::tcp::{Item, TcpLink};
+use crate::backend::tcp::{Item, TcpLink, give_up};
+use crate::backend::{Link, LinkEvents, Quiesce, ReadRequest, RemoteRun, Resolved};
+use crate::error::{Cause, Error, ErrorKind};
+use crate::ids::{OpId, PeerId};
 use crate::sync::thread;
+use crate::{Arrival, Visibility};
 
 /// The listening side of a session, the stream of its peer, what that says of itself, and the words of both.
 fn waiting() -> (TcpLink, UnixStream, AgentMetadata, SessionWords) {
@@ -99,4 +104,60 @@ fn a_connection_that_comes_too_late_is_ended_with_a_goodbye() {
         .unwrap();
     there.read_to_end(&mut told).unwrap();
     assert_eq!(told, words);
+}
+
+/// What the engine hears of the end of a link.
+#[derive(Default)]
+struct Ears {
+    told: Mutex<Vec<String>>,
+    is_down: StdMutex<bool>,
+    changed: StdCondvar,
+}
+
+impl LinkEvents for Ears {
+    fn arrived(&self, _: PeerId, _: Arrival, _: Visibility) {}
+    fn message(&self, _: PeerId, bytes: bytes::Bytes) {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        self.told.lock().push(text);
+    }
+    fn completed(&self, _: PeerId, _: OpId, _: Result<Visibility, Error>) {}
+    fn progress(&self, _: PeerId, _: u64) {}
+    fn suspended(&self, _: PeerId, cause: Cause) {
+        self.told.lock().push(format!("suspended: {cause}"));
+    }
+    fn down(&self, _: PeerId, cause: Cause, _: Quiesce) {
+        self.told.lock().push(format!("down: {cause}"));
+        *self.is_down.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+    fn asked(&self, _: PeerId, _: ReadRequest) -> bool {
+        false
+    }
+    fn resolve(&self, _: PeerId, _: &[RemoteRun]) -> Result<Resolved, Error> {
+        Err(ErrorKind::Closed.into())
+    }
+}
+
+/// A sender finds the end of the connection before the receive thread has read the last words of the peer.
+#[test]
+fn a_goodbye_wins_over_a_sender_that_has_found_the_end() {
+    let (link, mut there, ..) = waiting();
+    let mut words = Vec::new();
+    wire::append_numbered(&mut words, 1, b"last words");
+    wire::append_bye(&mut words);
+    there.write_all(&words).unwrap();
+    let (_, channel) = link.shared.session.connection().unwrap();
+    give_up(&channel);
+    let ears = Arc::new(Ears::default());
+    link.start(PeerId(1), ears.clone()).unwrap();
+    let is_up = |is_down: &mut bool| !*is_down;
+    let (_down, waited) = ears
+        .changed
+        .wait_timeout_while(ears.is_down.lock().unwrap(), Duration::from_secs(20), is_up)
+        .unwrap();
+    let told = ears.told.lock().clone();
+    assert!(!waited.timed_out(), "{told:?}");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[0], "last words");
+    assert!(told[1].starts_with("down: ") && told[1].contains("closed by the peer"));
 }
