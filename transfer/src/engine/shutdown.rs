@@ -37,7 +37,6 @@ impl ShutdownReport {
 impl Engine {
     pub(crate) fn shutdown(&self, deadline: Deadline) -> ShutdownReport {
         self.is_stopping.store(true, Ordering::Release);
-        self.run_shutdown_hooks();
         let flights: Vec<_> = self.flights.lock().values().cloned().collect();
         for flight in &flights {
             if !flight.barrier.all_landed() {
@@ -54,6 +53,9 @@ impl Engine {
             }
             self.fail_peer(peer, Cause::Shutdown);
         }
+        // Listeners end behind the peers: until then one that is away may come back, and no greeting waits for the
+        // place of a session that is over. Whoever is new meanwhile is turned away when it is attached.
+        self.run_shutdown_hooks();
         self.stalls.stop();
         let (running_threads, handles) = self.join_ready(deadline);
         for handle in handles {

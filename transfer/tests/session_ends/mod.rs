@@ -9,8 +9,12 @@ use crate::session_pair::{message, pair, suspended};
 #[test]
 fn a_shutdown_drops_no_message_without_a_word() {
     const SENT: u64 = 3;
-    for comes_back in [true, false] {
+    for (comes_back, is_listener) in [(true, false), (true, true), (false, false)] {
         let pair = pair();
+        let (from, to, peer) = match is_listener {
+            false => (&pair.a, &pair.b, pair.b_at_a),
+            true => (&pair.b, &pair.a, pair.a_at_b),
+        };
         pair.proxy.turn_away(u64::MAX);
         pair.proxy.cut();
         for node in [&pair.a, &pair.b] {
@@ -18,7 +22,7 @@ fn a_shutdown_drops_no_message_without_a_word() {
         }
         for number in 0..SENT {
             let text = format!("message {number}");
-            pair.a.agent.send(pair.b_at_a, &text).unwrap();
+            from.agent.send(peer, &text).unwrap();
         }
         let deadline = match comes_back {
             true => {
@@ -27,13 +31,13 @@ fn a_shutdown_drops_no_message_without_a_word() {
             }
             false => Deadline::after_ms(200),
         };
-        let report = pair.a.agent.shutdown(deadline);
+        let report = from.agent.shutdown(deadline);
         match comes_back {
             true => {
                 assert_eq!(report.unsent_messages, 0);
                 for number in 0..SENT {
                     let text = format!("message {number}").into_bytes();
-                    assert_eq!(message(&pair.b.agent, &mut 0), text);
+                    assert_eq!(message(&to.agent, &mut 0), text);
                 }
             }
             false => {
