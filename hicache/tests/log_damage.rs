@@ -204,6 +204,7 @@ fn a_damaged_record_leaves_the_index_and_can_be_stored_again() {
     let read = |k| sample.check_read(Block, k, |wanted, into| log.read(wanted, into));
     assert!(matches!(read(0), Err(Miss::Checksum { .. })));
     assert_eq!(read(0), Err(Miss::Absent));
+    assert_eq!(log.drain_evicted(), [sample.id(Block, 0)]);
     assert_eq!(log.stats().misses_of("checksum"), 1);
     sample
         .with_record(Block, 0, |record| log.append(record, soon()))

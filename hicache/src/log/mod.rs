@@ -191,8 +191,11 @@ impl SegmentLog {
             }
             Err(miss) => {
                 state.stats.count_miss(miss);
-                if miss.is_damage() && !matches!(miss, Miss::Layout { .. }) {
-                    state.index.remove_at(&wanted.id, &place);
+                if miss.is_damage()
+                    && !matches!(miss, Miss::Layout { .. })
+                    && state.index.remove_at(&wanted.id, &place)
+                {
+                    state.evicted.push(wanted.id);
                 }
             }
         }

@@ -12,10 +12,11 @@ use super::manifest::{
 use super::medium::{LOCK_NAME, Medium, MediumFile, MediumLock, read_exact_at, write_all_at};
 use super::reclaim::Reclaim;
 use super::segment::{
-    Entry, Sealed, SegmentId, check_header_page, entries_crc, index_block, is_blank, is_gapless,
-    read_index,
+    Entry, Sealed, SegmentId, check_header_page, entries_crc, index_block, index_bytes, is_blank,
+    is_gapless, read_index,
 };
 use super::state::{Index, LogStats, Place, Segment, State};
+use super::verify::sealed_segments;
 use super::writer::{Writer, entries_of};
 use super::{LogConfig, SegmentLog, scan};
 use crate::error::{Error, ErrorKind};
@@ -154,12 +155,14 @@ impl SegmentLog {
             is_writable: read_only.is_none(),
             recovery: Recovery {
                 was_closed: manifest.is_some(),
-                foreign: files.foreign,
+                foreign: files.foreign.clone(),
                 ..Recovery::default()
             },
             index: Index::default(),
             segments: BTreeMap::new(),
             stuck: Vec::new(),
+            unsealed: BTreeMap::new(),
+            sealed: sealed_segments(&*medium, &files),
             held_bytes: Arc::new(AtomicU64::new(0)),
             next_sequence: manifest.as_ref().map_or(0, |m| m.next_sequence),
         };
@@ -169,10 +172,9 @@ impl SegmentLog {
                 segments.iter().find(|segment| segment.id == id).copied()
             });
             if let Err(error) = loader.load(id, len_bytes, expected) {
+                // A file that cannot be opened is no reason to have none of the others.
                 loader.recovery.damaged.push(id.file_name());
-                loader.segments.remove(&id);
-                loader.index.remove_segment(id);
-                // A file that cannot be read is no reason to have none of the others.
+                loader.stuck.push((id.file_name(), len_bytes));
                 if error.kind() == io::ErrorKind::OutOfMemory {
                     return Err(fail("read", error));
                 }
@@ -228,7 +230,11 @@ impl SegmentLog {
         self.seal(&mut writer);
         let segments: Vec<Arc<Segment>> = self.state.lock().segments.values().cloned().collect();
         for segment in &segments {
-            seal_late(segment).map_err(|error| io_error(&*self.medium, "seal", error))?;
+            let is_damaged = self.recovery.damaged.contains(&segment.id.file_name());
+            // What cannot be read stays as it is.
+            seal_late(segment)
+                .or_else(|error| if is_damaged { Ok(()) } else { Err(error) })
+                .map_err(|error| io_error(&*self.medium, "seal", error))?;
         }
         let listed = segments.iter().map(|segment| {
             let entries = entries_of(segment);
@@ -306,6 +312,10 @@ struct Loader<'a> {
     recovery: Recovery,
     index: Index,
     segments: BTreeMap<SegmentId, Arc<Segment>>,
+    /// Segments without an index, and the bytes that it will have.
+    unsealed: BTreeMap<SegmentId, u64>,
+    /// Segments that were sealed, as the one behind each says.
+    sealed: BTreeMap<SegmentId, u64>,
     /// Files of the log that are of no use and have kept their name, with their bytes.
     stuck: Vec<(String, u64)>,
     held_bytes: Arc<AtomicU64>,
@@ -322,9 +332,18 @@ impl Loader<'_> {
         let name = id.file_name();
         let file = self.medium.open(&name, self.is_writable)?;
         let mut page = vec![0; len_bytes.min(PAGE_BYTES) as usize];
-        read_exact_at(&*file, &mut page, 0)?;
-        let header = check_header_page(id, &page);
-        if expected.is_none() && was_never_synced(&page, len_bytes, &header) {
+        let header = match read_exact_at(&*file, &mut page, 0) {
+            Ok(()) => check_header_page(id, &page),
+            Err(error) => Err(error.into()),
+        };
+        // Whether it had an index: then nothing of it can be the rest of a crash.
+        let was_sealed = expected.is_some() || self.sealed.contains_key(&id);
+        let is_nothing = !was_sealed
+            && !matches!(header, Err(Miss::Io { .. }))
+            && was_never_synced(&page, len_bytes, &header)
+            && !scan::any_record_behind(&*file, 0, len_bytes).unwrap_or(true);
+        if is_nothing {
+            drop(file);
             return self.discard(&name, len_bytes);
         }
         match header {
@@ -335,7 +354,9 @@ impl Loader<'_> {
             }
             Err(_) => self.recovery.damaged.push(name.clone()),
         }
-        let (entries, len_bytes) = match read_index(id, &*file, len_bytes)? {
+        let index = read_index(id, &*file, len_bytes);
+        let is_unreadable = index.is_err();
+        let (entries, len_bytes, is_readable) = match index.ok().flatten() {
             Some((entries, end_bytes)) if is_gapless(&entries, end_bytes) => {
                 let is_as_told = expected.is_none_or(|told| {
                     told.len_bytes == len_bytes && told.index_crc32c == entries_crc(&entries)
@@ -343,11 +364,11 @@ impl Loader<'_> {
                 if !is_as_told {
                     self.recovery.damaged.push(name.clone());
                 }
-                (entries, len_bytes)
+                (entries, len_bytes, true)
             }
-            _ => self.scan(id, &*file, len_bytes, expected.is_some())?,
+            _ => self.scan(id, &*file, len_bytes, was_sealed || is_unreadable),
         };
-        if entries.is_empty() {
+        if entries.is_empty() && is_readable {
             drop(file);
             return self.discard(&name, len_bytes);
         }
@@ -365,30 +386,40 @@ impl Loader<'_> {
 
     /// A segment without an index: record by record, up to the first place that holds none. What lies
     /// behind is cut off, and the segment sealed, unless a record lies there too: then the segment is
-    /// damaged, and left as it is.
+    /// damaged, and left as it is. So is one that cannot be read to its end; what lies before that place
+    /// is used. Answers the records, the length, and whether every byte could be read.
     fn scan(
         &mut self,
         id: SegmentId,
         file: &dyn MediumFile,
         len_bytes: u64,
         was_sealed: bool,
-    ) -> io::Result<(Vec<Entry>, u64)> {
+    ) -> (Vec<Entry>, u64, bool) {
         self.recovery.scanned_segments += 1;
         self.recovery.scanned_bytes += len_bytes;
-        let (entries, bad) = scan::records(file, PAGE_BYTES, len_bytes)?;
-        let end_bytes = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
-        let is_damaged =
-            was_sealed || bad.is_some() && scan::any_record_behind(file, end_bytes, len_bytes)?;
-        if is_damaged {
+        let found = scan::records(file, PAGE_BYTES, len_bytes).and_then(|(entries, bad)| {
+            let end_bytes = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
+            let is_damaged =
+                was_sealed || bad.is_some() && scan::any_record_behind(file, end_bytes, len_bytes)?;
+            Ok((!is_damaged).then_some((entries, end_bytes)))
+        });
+        let Ok(Some((entries, end_bytes))) = found else {
             self.recovery.damaged.push(id.file_name());
-            return Ok((scan::all_records(file, len_bytes)?, len_bytes));
-        }
+            let (entries, error) = scan::readable_records(file, len_bytes);
+            return (entries, len_bytes, error.is_none());
+        };
         self.recovery.cut_bytes += len_bytes - end_bytes;
         if !self.is_writable || entries.is_empty() {
-            return Ok((entries, len_bytes));
+            return (entries, len_bytes, true);
         }
-        let len_bytes = seal_at(id, file, end_bytes, &entries)?;
-        Ok((entries, len_bytes))
+        match seal_at(id, file, end_bytes, &entries) {
+            Ok(len_bytes) => (entries, len_bytes, true),
+            // On a full disk there is no room for an index: it gets one at the close.
+            Err(_) => {
+                self.unsealed.insert(id, index_bytes(entries.len()));
+                (entries, file.len_bytes().unwrap_or(len_bytes), true)
+            }
+        }
     }
 
     fn discard(&mut self, name: &str, len_bytes: u64) -> io::Result<()> {
@@ -409,9 +440,11 @@ impl Loader<'_> {
         next_segment: SegmentId,
         read_only: Option<String>,
     ) -> SegmentLog {
-        // Every segment that is not damaged has an index by now.
         let newest = self.segments.values().next_back();
-        let is_whole = |s: &&Arc<Segment>| !self.recovery.damaged.contains(&s.id.file_name());
+        let is_whole = |s: &&Arc<Segment>| {
+            let is_damaged = self.recovery.damaged.contains(&s.id.file_name());
+            !is_damaged && !self.unsealed.contains_key(&s.id)
+        };
         let sealed = newest.filter(is_whole).map(|s| (s.id, s.len_bytes()));
         let state = State {
             index: self.index,
@@ -422,7 +455,7 @@ impl Loader<'_> {
                 next_segment,
                 active: None,
                 sealed,
-                owed_bytes: 0,
+                owed_bytes: self.unsealed.values().sum(),
                 lost: Vec::new(),
                 kept: Vec::new(),
             }),

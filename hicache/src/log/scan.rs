@@ -171,16 +171,30 @@ pub(crate) fn records(
 /// # Errors
 /// What the device answers.
 pub(crate) fn all_records(file: &dyn MediumFile, len_bytes: u64) -> io::Result<Vec<Entry>> {
-    let (mut entries, mut bad) = records(file, PAGE_BYTES, len_bytes)?;
-    let mut at = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
-    while bad.is_some() {
-        at += PAGE_BYTES;
-        let (more, next) = records(file, at, len_bytes)?;
-        at = more.last().map_or(at, Entry::end_bytes);
-        entries.extend(more);
-        bad = next;
+    match readable_records(file, len_bytes) {
+        (entries, None) => Ok(entries),
+        (_, Some(error)) => Err(error),
     }
-    Ok(entries)
+}
+
+/// As [`all_records`], up to the first place that the device cannot read, and what it answers there: a
+/// device that breaks is asked no more than once per segment.
+pub(crate) fn readable_records(
+    file: &dyn MediumFile,
+    len_bytes: u64,
+) -> (Vec<Entry>, Option<io::Error>) {
+    let (mut entries, mut at) = (Vec::new(), PAGE_BYTES);
+    loop {
+        match step(file, at, len_bytes) {
+            Ok(Step::Record(entry)) => {
+                at = entry.end_bytes();
+                entries.push(entry);
+            }
+            Ok(Step::Bad(_)) => at += PAGE_BYTES,
+            Ok(Step::End) => return (entries, None),
+            Err(error) => return (entries, Some(error)),
+        }
+    }
 }
 
 /// Whether a committed record begins at a page behind `offset_bytes`: then what lies there is no tail.

@@ -139,7 +139,7 @@ pub fn verify(medium: &dyn Medium) -> Result<VerifyReport, Error> {
 }
 
 /// The segments that were sealed, with their lengths, as the one behind each says.
-fn sealed_segments(medium: &dyn Medium, files: &Files) -> BTreeMap<SegmentId, u64> {
+pub(super) fn sealed_segments(medium: &dyn Medium, files: &Files) -> BTreeMap<SegmentId, u64> {
     let mut page = vec![0; PAGE_BYTES as usize];
     let mut before = |id: &SegmentId| {
         let file = medium.open(&id.file_name(), false).ok()?;
@@ -184,7 +184,10 @@ impl Look {
         let mut page = vec![0; self.len_bytes.min(PAGE_BYTES) as usize];
         read_exact_at(file, &mut page, 0)?;
         let header = check_header_page(self.id, &page);
-        if self.may_have_tail && was_never_synced(&page, self.len_bytes, &header) {
+        if self.may_have_tail
+            && was_never_synced(&page, self.len_bytes, &header)
+            && !scan::any_record_behind(file, 0, self.len_bytes)?
+        {
             report.tail_bytes += self.len_bytes;
             return Ok(());
         }

@@ -67,14 +67,24 @@ impl RecordShape {
     /// The compressed rows of one block of `block_tokens` tokens, all layers.
     ///
     /// # Errors
-    /// `InvalidConfig` for a block length other than 256 and 128.
+    /// `InvalidConfig` for a block length other than 256 and 128, and for a schema of which a block has
+    /// no rows: no layer is compressed.
     pub fn block(schema: &CacheSchema, block_tokens: u32) -> Result<RecordShape, Error> {
         check_block(block_tokens)?;
         let rows_of = |row: &ComponentRow| match row.component.spec().live {
             LiveRule::ClosedGroups => block_tokens / row.component.spec().group_tokens,
             _ => 0,
         };
-        Ok(RecordShape::of(schema, RecordKind::Block, rows_of))
+        let shape = RecordShape::of(schema, RecordKind::Block, rows_of);
+        if shape.parts.is_empty() {
+            return Err(ErrorKind::InvalidConfig {
+                field: "compressed layers",
+                value: 0,
+                expected: "1 and more".to_owned(),
+            }
+            .into());
+        }
+        Ok(shape)
     }
 
     /// What is needed to go on at `position`, a multiple of the block length above 0: the window and

@@ -96,9 +96,11 @@ pub trait Tier: Send + Sync {
 /// # Errors
 /// `ComponentRefused` naming the largest component of the record that does not fit.
 pub fn check_tier(tier: &dyn Tier, schema: &CacheSchema, block_tokens: u32) -> Result<(), Error> {
+    // A checkpoint is longest where a whole window lies before it.
+    let far_tokens = (schema.geometry().window_tokens / block_tokens.max(1) + 2) * block_tokens;
     let shapes = [
         RecordShape::block(schema, block_tokens)?,
-        RecordShape::checkpoint(schema, block_tokens, 2 * block_tokens)?,
+        RecordShape::checkpoint(schema, block_tokens, far_tokens)?,
     ];
     let limit_bytes = tier.record_limit_bytes();
     for shape in &shapes {
