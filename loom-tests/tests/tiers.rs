@@ -215,7 +215,7 @@ fn who_waits_for_a_failed_load_hears_of_it() {
                 assert!(request.layer_mut(LayerId(0)).is_err());
             })
         };
-        let mut draining = flight.abort(Cause::Shutdown);
+        let draining = flight.abort(Cause::Shutdown);
         assert!(draining.writer_answered(peer, WRITER));
         drop(draining);
         assert!(leased(&tree).is_none());

@@ -23,6 +23,12 @@ pub struct Bell {
 /// A word of a ring, and its value when the thread said that it would sleep.
 pub(super) type Watched<'a> = (&'a AtomicU32, u32);
 
+impl Default for Bell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Bell {
     /// A bell that is quiet.
     pub fn new() -> Self {
