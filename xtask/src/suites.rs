@@ -83,12 +83,6 @@ pub(crate) const SUITES: [Suite; 12] = [
         run: models,
     },
     Suite {
-        name: "faults",
-        what: "every planted fault and the detectors that must see it",
-        needs: None,
-        run: faults,
-    },
-    Suite {
         name: "sim",
         what: "simulated flights under every fault, seed by seed",
         needs: None,
@@ -99,6 +93,12 @@ pub(crate) const SUITES: [Suite; 12] = [
         what: "the numbered examples",
         needs: None,
         run: examples,
+    },
+    Suite {
+        name: "faults",
+        what: "every planted fault and the detectors that must see it",
+        needs: None,
+        run: faults,
     },
     Suite {
         name: "kill",
@@ -261,8 +261,8 @@ fn models(workspace: &Workspace) -> Result<Tally, Failure> {
     tally(&loom::job(workspace, loom::BOUND, &["", ""]).run()?)
 }
 
-/// The feature lives in its own target folder, so that no binary with faults lies where the
-/// others are looked for.
+/// The programs lie in a folder of their own, so that none with faults is where the others are looked for;
+/// what goes into them is built beside the rest, which has most of it.
 fn faults(workspace: &Workspace) -> Result<Tally, Failure> {
     let args = [
         "test",
@@ -274,6 +274,7 @@ fn faults(workspace: &Workspace) -> Result<Tally, Failure> {
     let job = workspace
         .cargo("faults", args)
         .args(["--features", "fault-injection", "--test", "faults"])
+        .env("CARGO_BUILD_BUILD_DIR", &workspace.target)
         .target(&workspace.target.join("faults"));
     tally(&job.run()?)
 }
