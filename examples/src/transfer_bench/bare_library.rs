@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// The measuring side.
 pub struct Near {
-    library: BareLibrary,
+    caller: BareLibrary,
     kind: BackendKind,
     deadline: Duration,
 }
@@ -37,17 +37,17 @@ impl Near {
             other => return Err(out_of_turn(&other)),
         };
         let deadline = pair.deadline();
-        let mut library = pair.open_library(kind)?;
+        let mut caller = pair.open_library(kind)?;
         let theirs = BareCard {
             address: card.address,
             base: card.base,
             key: card.key,
         };
-        library
+        caller
             .connect(&theirs, Deadline::after(deadline))
             .map_err(|error| transfer_failure(&error))?;
         Ok(Self {
-            library,
+            caller,
             kind,
             deadline,
         })
@@ -72,7 +72,7 @@ impl Near {
         sides: &Sides,
     ) -> Result<(), Failure> {
         let deadline = Deadline::after(self.deadline);
-        pair.library_transfer(&mut self.library, direction, sides, deadline)
+        pair.library_transfer(&mut self.caller, direction, sides, deadline)
     }
 }
 

@@ -106,7 +106,7 @@ struct Target {
     /// The path that was asked for.
     backend: Backend,
     #[cfg(any(feature = "ucx", feature = "libfabric"))]
-    library: Option<super::bare_library::Server>,
+    bare_server: Option<super::bare_library::Server>,
     /// Of a measuring side that cannot reach the memory here.
     lists: Vec<Slots>,
     /// The bare loop of a stream has a thread of its own.
@@ -152,7 +152,7 @@ impl Target {
             ip: home.ip,
             backend,
             #[cfg(any(feature = "ucx", feature = "libfabric"))]
-            library: None,
+            bare_server: None,
             lists: Vec::new(),
             view: Arc::new(Mutex::new(view)),
             _region: region,
@@ -209,9 +209,9 @@ impl Target {
         let kind = super::route::kind_of(self.backend)
             .ok_or_else(|| Failure::internal("the bare loop of no library"))?;
         // The former one has to let go of the memory first.
-        self.library = None;
+        self.bare_server = None;
         let (server, card) = Server::start(&self.agent, kind, self.ip, &self.view)?;
-        self.library = Some(server);
+        self.bare_server = Some(server);
         Ok(Answer::BareLibrary(card))
     }
 

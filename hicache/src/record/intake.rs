@@ -48,9 +48,19 @@ impl Verified {
 /// [`Intake::filled`]; repeat until the space is empty, then [`Intake::finish`]. The payload goes
 /// straight into the caller's buffer. Whatever has gone wrong once stays wrong.
 ///
-/// ```compile_fail
-/// // The proof has no constructor.
-/// let forged = kvgate_hicache::record::Verified { id: todo!(), payload_bytes: 0 };
+/// The proof comes from here and has no constructor:
+/// ```
+/// use kvgate_hicache::Miss;
+/// use kvgate_hicache::record::{Intake, Verified};
+/// fn proof(intake: Intake<'_>) -> Result<Verified, Miss> {
+///     intake.finish()
+/// }
+/// ```
+/// ```compile_fail,E0451
+/// use kvgate_hicache::record::{RecordId, Verified};
+/// fn forged(id: RecordId) -> Verified {
+///     Verified { id, payload_bytes: 0 }
+/// }
 /// ```
 #[derive(Debug)]
 pub struct Intake<'a> {
