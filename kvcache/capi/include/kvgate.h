@@ -396,6 +396,9 @@ typedef struct kv_shutdown_report {
   uint64_t open_regions;
   // Operations whose end nobody can tell.
   uint64_t unknown_operations;
+  // Messages for peers that were not down before: not sent, or sent over a connection that broke before the
+  // peer acknowledged them, so that nobody can tell whether they came.
+  uint64_t unsent_messages;
 } kv_shutdown_report;
 
 // One event.

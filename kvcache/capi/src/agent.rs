@@ -127,6 +127,9 @@ pub struct kv_shutdown_report {
     pub open_regions: u64,
     /// Operations whose end nobody can tell.
     pub unknown_operations: u64,
+    /// Messages for peers that were not down before: not sent, or sent over a connection that broke before the
+    /// peer acknowledged them, so that nobody can tell whether they came.
+    pub unsent_messages: u64,
 }
 
 // SAFETY: `repr(C)`, numbers, `struct_bytes` first.
@@ -441,6 +444,7 @@ pub unsafe extern "C" fn kv_agent_shutdown(
                 unquiet_flights: left.unquiet_flights.len() as u64,
                 open_regions: left.open_regions.len() as u64,
                 unknown_operations: left.unknown_operations,
+                unsent_messages: left.unsent_messages,
             });
         }
         Ok(())
