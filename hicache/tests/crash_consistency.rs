@@ -117,9 +117,7 @@ impl Life {
         around: &str,
     ) {
         // A hit with a wrong byte panics here.
-        let read =
-            |wanted: kvgate_hicache::record::Wanted<'_>, into: &mut [u8]| log.read(wanted, into);
-        let found = self.sample.check_read(kind, k, read);
+        let found = self.sample.check_read(kind, k, |w, into| log.read(w, into));
         let is_it = |(a, b, _): &&(RecordKind, u32, usize)| (*a, *b) == (kind, k);
         let acknowledged = self.acknowledged.iter().find(is_it);
         let is_stored = acknowledged.is_some_and(|(_, _, at)| *at <= step_count);

@@ -24,7 +24,12 @@ impl<T: Tier> Tier for Shared<T> {
     fn probe(&self, ids: &[RecordId], deadline: Deadline) -> Vec<Presence> {
         self.0.probe(ids, deadline)
     }
-    fn read(&self, wanted: Wanted<'_>, into: &mut [u8], d: Deadline) -> Result<Verified, Miss> {
+    fn read<'b>(
+        &self,
+        wanted: Wanted<'_>,
+        into: &'b mut [u8],
+        d: Deadline,
+    ) -> Result<Verified<'b>, Miss> {
         self.0.read(wanted, into, d)
     }
     fn write(&self, record: &Record<'_>, deadline: Deadline) -> Result<Stored, Error> {

@@ -180,7 +180,7 @@ fn count_bad(tier: &dyn Tier, blocks: &Blocks, ks: impl Iterator<Item = u64>) ->
     let mut into = vec![0; blocks.shape.payload_bytes() as usize];
     let is_bad = |k: &u64| {
         let read = tier.read(blocks.wanted(*k), &mut into, soon());
-        read.is_err() || into != blocks.payload(*k)
+        read.map_or(true, |it| it.payload() != blocks.payload(*k))
     };
     ks.filter(is_bad).count() as u64
 }

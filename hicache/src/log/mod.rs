@@ -166,7 +166,7 @@ impl SegmentLog {
     ///
     /// # Panics
     /// If `into` has not the payload's length.
-    pub fn read(&self, wanted: Wanted<'_>, into: &mut [u8]) -> Result<Verified, Miss> {
+    pub fn read<'b>(&self, wanted: Wanted<'_>, into: &'b mut [u8]) -> Result<Verified<'b>, Miss> {
         let found = {
             let mut state = self.state.lock();
             let found = state.find(&wanted.id);
@@ -233,13 +233,13 @@ impl SegmentLog {
 }
 
 /// The read itself, without any lock.
-fn read_record(
+fn read_record<'b>(
     segment: &state::Segment,
     offset_bytes: u64,
     record_bytes: u64,
     wanted: Wanted<'_>,
-    into: &mut [u8],
-) -> Result<Verified, Miss> {
+    into: &'b mut [u8],
+) -> Result<Verified<'b>, Miss> {
     let mut intake = Intake::new(wanted, into);
     // Another length is another layout, unless the header says more.
     if intake.check_length(record_bytes).is_err() {

@@ -1,5 +1,7 @@
 //! [`Intake`]: the only way from stored bytes to a payload.
 
+use std::fmt;
+
 use kvgate_kvcache::identity::{BlockKey, NamespaceDigest};
 
 use super::crc::first_nonzero;
@@ -22,23 +24,37 @@ pub struct Wanted<'a> {
     pub shape: &'a RecordShape,
 }
 
-/// The proof that a payload buffer holds a whole, verified record. Made by [`Intake::finish`] only.
-#[derive(Debug)]
-#[must_use = "it says that the buffer may be used"]
-pub struct Verified {
+/// The payload of a whole, verified record. Made by [`Intake::finish`] only, and it keeps the borrow of the
+/// buffer that the payload came into: nobody can change a byte of it while the proof lives.
+#[must_use = "it is the payload that was verified"]
+pub struct Verified<'b> {
     id: RecordId,
-    payload_bytes: u64,
+    payload: &'b [u8],
 }
 
-impl Verified {
+impl<'b> Verified<'b> {
     /// The record.
     pub fn id(&self) -> RecordId {
         self.id
     }
 
+    /// Its payload, laid out as the parts of its shape say.
+    pub fn payload(&self) -> &'b [u8] {
+        self.payload
+    }
+
     /// Bytes of its payload.
     pub fn payload_bytes(&self) -> u64 {
-        self.payload_bytes
+        self.payload.len() as u64
+    }
+}
+
+impl fmt::Debug for Verified<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verified")
+            .field("id", &self.id)
+            .field("payload_bytes", &self.payload_bytes())
+            .finish()
     }
 }
 
@@ -52,20 +68,31 @@ impl Verified {
 /// ```
 /// use kvgate_hicache::Miss;
 /// use kvgate_hicache::record::{Intake, Verified};
-/// fn proof(intake: Intake<'_>) -> Result<Verified, Miss> {
+/// fn proof<'b>(intake: Intake<'_, 'b>) -> Result<Verified<'b>, Miss> {
 ///     intake.finish()
 /// }
 /// ```
 /// ```compile_fail,E0451
 /// use kvgate_hicache::record::{RecordId, Verified};
-/// fn forged(id: RecordId) -> Verified {
-///     Verified { id, payload_bytes: 0 }
+/// fn forged(id: RecordId, payload: &[u8]) -> Verified<'_> {
+///     Verified { id, payload }
+/// }
+/// ```
+/// It speaks for the bytes that were verified and for no others: the buffer stays as it is until the proof
+/// is gone.
+/// ```compile_fail,E0506
+/// use kvgate_hicache::Miss;
+/// use kvgate_hicache::record::{Intake, Wanted};
+/// fn changed(wanted: Wanted<'_>, record: &[u8], into: &mut [u8]) -> Result<u8, Miss> {
+///     let verified = Intake::of_bytes(wanted, record, into)?;
+///     into[0] = 0;
+///     Ok(verified.payload()[0])
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Intake<'a> {
-    wanted: Wanted<'a>,
-    into: &'a mut [u8],
+pub struct Intake<'w, 'b> {
+    wanted: Wanted<'w>,
+    into: &'b mut [u8],
     header: Vec<u8>,
     tail: Vec<u8>,
     head: Option<Head>,
@@ -75,12 +102,12 @@ pub struct Intake<'a> {
     failed: Option<Miss>,
 }
 
-impl<'a> Intake<'a> {
+impl<'w, 'b> Intake<'w, 'b> {
     /// For one record; its payload goes into `into`.
     ///
     /// # Panics
     /// If `into` has not [`RecordShape::payload_bytes`] bytes.
-    pub fn new(wanted: Wanted<'a>, into: &'a mut [u8]) -> Intake<'a> {
+    pub fn new(wanted: Wanted<'w>, into: &'b mut [u8]) -> Intake<'w, 'b> {
         let shape = wanted.shape;
         assert_eq!(
             into.len() as u64,
@@ -179,7 +206,7 @@ impl<'a> Intake<'a> {
     ///
     /// # Errors
     /// What is wrong with the record.
-    pub fn finish(self) -> Result<Verified, Miss> {
+    pub fn finish(self) -> Result<Verified<'b>, Miss> {
         if let Some(miss) = self.failed {
             return Err(miss);
         }
@@ -206,7 +233,7 @@ impl<'a> Intake<'a> {
         }
         Ok(Verified {
             id: head.id,
-            payload_bytes: head.payload_bytes,
+            payload: self.into,
         })
     }
 
@@ -215,10 +242,10 @@ impl<'a> Intake<'a> {
     /// # Errors
     /// What is wrong with the record.
     pub fn of_bytes(
-        wanted: Wanted<'a>,
+        wanted: Wanted<'w>,
         record: &[u8],
-        into: &'a mut [u8],
-    ) -> Result<Verified, Miss> {
+        into: &'b mut [u8],
+    ) -> Result<Verified<'b>, Miss> {
         let mut intake = Intake::new(wanted, into);
         intake.check_length(record.len() as u64)?;
         let mut rest = record;

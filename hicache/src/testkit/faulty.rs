@@ -71,12 +71,12 @@ impl<T: Tier> Tier for Faulty<T> {
         }
     }
 
-    fn read(
+    fn read<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         deadline: Deadline,
-    ) -> Result<Verified, Miss> {
+    ) -> Result<Verified<'b>, Miss> {
         match self.fault(deadline) {
             Some(miss) => Err(miss),
             None => self.tier.read(wanted, into, deadline),

@@ -150,14 +150,14 @@ impl Sample {
         &self,
         kind: RecordKind,
         k: u32,
-        read: impl FnOnce(Wanted<'_>, &mut [u8]) -> Result<Verified, Miss>,
+        read: impl for<'b> FnOnce(Wanted<'_>, &'b mut [u8]) -> Result<Verified<'b>, Miss>,
     ) -> Result<(), Miss> {
         let wanted = self.wanted(kind, k);
         let mut into = vec![0xEE; wanted.shape.payload_bytes() as usize];
         let verified = read(wanted, &mut into)?;
         assert_eq!(verified.id(), wanted.id, "the proof of another record");
         assert!(
-            into == self.payload(kind, k),
+            verified.payload() == self.payload(kind, k),
             "wrong bytes in a hit of {}",
             wanted.id
         );

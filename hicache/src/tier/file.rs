@@ -22,12 +22,12 @@ impl Tier for SegmentLog {
         self.contains(ids).into_iter().map(presence).collect()
     }
 
-    fn read(
+    fn read<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         _deadline: Deadline,
-    ) -> Result<Verified, Miss> {
+    ) -> Result<Verified<'b>, Miss> {
         SegmentLog::read(self, wanted, into)
     }
 

@@ -103,12 +103,12 @@ impl Tier for MemoryTier {
         ids.iter().map(presence).collect()
     }
 
-    fn read(
+    fn read<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         _deadline: Deadline,
-    ) -> Result<Verified, Miss> {
+    ) -> Result<Verified<'b>, Miss> {
         let found = self.inner.lock().records.get(&wanted.id).cloned();
         let outcome = match &found {
             Some(bytes) => Intake::of_bytes(wanted, bytes, into),

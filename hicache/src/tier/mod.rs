@@ -2,8 +2,8 @@
 //!
 //! A tier owes nothing: it may refuse a record, lose it, evict it. What it may not do is give a record
 //! that is not the one asked for, whole and right, and the signature of [`Tier::read`] sees to that: a hit
-//! is a [`Verified`], and that comes only out of an [`Intake`](crate::record::Intake), which has looked at
-//! every byte. An error of the store is a miss with a cause, never a hit.
+//! is a [`Verified`], the payload itself, and that comes only out of an
+//! [`Intake`](crate::record::Intake), which has looked at every byte. An error of the store is a miss with a cause, never a hit.
 //!
 //! Every call has a deadline. It ends the wait and changes nothing else.
 //!
@@ -49,19 +49,19 @@ pub trait Tier: Send + Sync {
     /// Which records are there. Asking renews nothing and keeps nothing from being evicted.
     fn probe(&self, ids: &[RecordId], deadline: Deadline) -> Vec<Presence>;
 
-    /// Reads a record, its payload into `into`.
+    /// Reads a record, its payload into `into`, and answers the payload there.
     ///
     /// # Errors
     /// Why there is no verified record. What `into` holds then means nothing.
     ///
     /// # Panics
     /// If `into` has not the payload's length.
-    fn read(
+    fn read<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         deadline: Deadline,
-    ) -> Result<Verified, Miss>;
+    ) -> Result<Verified<'b>, Miss>;
 
     /// Stores a record. It is there when this comes back, as durably as the tier is configured.
     ///
@@ -152,7 +152,7 @@ pub struct TierStats {
 
 impl TierStats {
     /// Counts the outcome of a read.
-    pub fn count_read(&mut self, outcome: &Result<Verified, Miss>) {
+    pub fn count_read(&mut self, outcome: &Result<Verified<'_>, Miss>) {
         match outcome {
             Ok(verified) => {
                 self.hit_count += 1;

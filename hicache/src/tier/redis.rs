@@ -81,12 +81,12 @@ impl RedisTier {
         Ok(done)
     }
 
-    fn fetch(
+    fn fetch<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         deadline: Deadline,
-    ) -> Result<Verified, Miss> {
+    ) -> Result<Verified<'b>, Miss> {
         let mut intake = Intake::new(wanted, into);
         let record_bytes = intake.record_bytes() as usize;
         let mut query = pipe();
@@ -212,12 +212,12 @@ impl Tier for RedisTier {
         found
     }
 
-    fn read(
+    fn read<'b>(
         &self,
         wanted: Wanted<'_>,
-        into: &mut [u8],
+        into: &'b mut [u8],
         deadline: Deadline,
-    ) -> Result<Verified, Miss> {
+    ) -> Result<Verified<'b>, Miss> {
         let outcome = self.fetch(wanted, into, deadline);
         self.stats.lock().count_read(&outcome);
         if outcome.as_ref().is_err_and(Miss::is_damage) {
