@@ -290,9 +290,12 @@ fn readers_of_the_other_process_see_the_bytes_that_they_were_told_of() {
 
 #[test]
 fn a_plan_is_counted_without_its_pools() {
-    let finished = bench(&["plan", "--model", "flash", "--tokens", "1048576", "--json"]);
+    let args = ["--model", "flash", "--tokens", "1048576", "--json"];
+    let finished = Running::start(env!("CARGO_BIN_EXE_plan-bench"), &args).finish();
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
-    let plan = &finished.json()["plan"];
+    let object = finished.json();
+    assert_eq!(object["schema"], "kvgate.plan-bench/1");
+    let plan = &object["plan"];
     // 62 pools of 4,096 pages, and the window, the states and the request row.
     assert!(plan["descriptors"].as_u64() >= Some(253_952), "{plan}");
     for key in ["plan_us", "post_us", "bytes_per_descriptor"] {

@@ -6,6 +6,7 @@ pub mod receiver;
 pub mod sender;
 pub mod shape;
 
+use peak_alloc::PeakAlloc;
 use serde::{Deserialize, Serialize};
 
 /// From the receiver to the sender.
@@ -50,27 +51,20 @@ pub enum ToReceiver {
 
 /// Heap of a process; the program installs a counting allocator and lends it.
 #[derive(Clone, Copy, Debug)]
-pub struct Heap {
-    /// Bytes in use now.
-    pub current_bytes: fn() -> u64,
-    /// The most since the last reset.
-    pub peak_bytes: fn() -> u64,
-    /// Forgets the peak.
-    pub reset_peak: fn(),
-}
+pub struct Heap(pub &'static PeakAlloc);
 
 impl Heap {
     /// Starts to look for the peak; returns what is in use.
     #[must_use]
     pub fn begin(&self) -> u64 {
-        (self.reset_peak)();
-        (self.current_bytes)()
+        self.0.reset_peak_usage();
+        self.0.current_usage() as u64
     }
 
     /// The most beyond what was in use at the beginning.
     #[must_use]
     pub fn extra_since(&self, begin_bytes: u64) -> u64 {
-        (self.peak_bytes)().saturating_sub(begin_bytes)
+        (self.0.peak_usage() as u64).saturating_sub(begin_bytes)
     }
 }
 

@@ -14,11 +14,7 @@ use serde_json::{Map, Value};
 #[global_allocator]
 static COUNTED: PeakAlloc = PeakAlloc;
 
-const HEAP: Heap = Heap {
-    current_bytes: || COUNTED.current_usage() as u64,
-    peak_bytes: || COUNTED.peak_usage() as u64,
-    reset_peak: || COUNTED.reset_peak_usage(),
-};
+const HEAP: Heap = Heap(&COUNTED);
 
 const USAGE: &str = "usage: handoff-bench [--json]";
 

@@ -1,19 +1,8 @@
 //! Measures the transfer engine beside the bare loop of each path.
 use std::process::ExitCode;
 
-use kvgate_examples::bench::Heap;
 use kvgate_examples::tool;
 use kvgate_examples::transfer_bench::{self, cli::Cli, other};
-use peak_alloc::PeakAlloc;
-
-#[global_allocator]
-static COUNTED: PeakAlloc = PeakAlloc;
-
-const HEAP: Heap = Heap {
-    current_bytes: || COUNTED.current_usage() as u64,
-    peak_bytes: || COUNTED.peak_usage() as u64,
-    reset_peak: || COUNTED.reset_peak_usage(),
-};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
@@ -26,6 +15,6 @@ fn main() -> ExitCode {
         "transfer-bench",
         transfer_bench::SCHEMA,
         Cli::is_json,
-        |cli| transfer_bench::run(cli, HEAP),
+        transfer_bench::run,
     )
 }

@@ -8,12 +8,11 @@ use clap::{Args, Parser, Subcommand};
 use super::backends;
 use super::compare;
 use super::latency::{Kind, Run, Waiter};
-use super::options::{Backend, Loads, ModelName, seconds};
+use super::options::{Backend, Loads, seconds};
 use super::route::{Far, Route};
 use super::serve::Serve;
 use crate::handoff::endpoint;
 use crate::handoff::failure::Failure;
-use crate::handoff::options::IndexK;
 use crate::handoff::version;
 
 /// Measures the transfer engine beside the bare loop of each path.
@@ -38,8 +37,6 @@ pub enum Command {
     Latency(LatencyArgs),
     /// From the post of a page to its note in the other process
     Notify(NotifyArgs),
-    /// What a plan and its posts cost, apart from the bytes
-    Plan(PlanArgs),
     /// What an agent uses when nothing is asked of it
     Idle(IdleArgs),
     /// Waits for runs of other hosts (`--peer` there)
@@ -157,22 +154,6 @@ struct Events {
     common: Common,
 }
 
-/// Options of `plan`.
-#[derive(Clone, Debug, Args)]
-pub struct PlanArgs {
-    /// Whose cache
-    #[arg(long, value_enum, default_value = "flash")]
-    pub(super) model: ModelName,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    pub(super) tokens: u32,
-    /// Storage of the indexer keys
-    #[arg(long, value_enum, value_name = "F", default_value_t)]
-    pub(super) index_k: IndexK,
-    #[command(flatten)]
-    common: Common,
-}
-
 /// Options of `idle`.
 #[derive(Clone, Debug, Args)]
 pub struct IdleArgs {
@@ -279,7 +260,6 @@ impl Cli {
             Some(Command::Throughput(args)) => args.common.json,
             Some(Command::Latency(args)) => args.events.common.json,
             Some(Command::Notify(args)) => args.events.common.json,
-            Some(Command::Plan(args)) => args.common.json,
             Some(Command::Idle(args)) => args.common.json,
             Some(Command::Serve(args)) => args.common.json,
             // Its output is the protocol.

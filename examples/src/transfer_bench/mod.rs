@@ -39,7 +39,6 @@ use serde_json::{Map, Value, json};
 
 use self::cli::{Cli, Command, ThroughputArgs};
 use self::control::Control;
-use crate::bench::Heap;
 use crate::handoff::child;
 use crate::handoff::console;
 use crate::handoff::failure::{Failure, FailureKind};
@@ -56,7 +55,7 @@ const TARGET_DEADLINE: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The options do not fit, the path is not usable here, or the peer was lost.
-pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
+pub fn run(cli: Cli) -> Result<Finished, Failure> {
     if cli.list_backends {
         return Ok(list_backends());
     }
@@ -65,10 +64,6 @@ pub fn run(cli: Cli, heap: Heap) -> Result<Finished, Failure> {
         Some(Command::Throughput(args)) => throughput(&args),
         Some(Command::Latency(args)) => latency(&args.run()?),
         Some(Command::Notify(args)) => latency(&args.run()?),
-        Some(Command::Plan(args)) => {
-            let report = plan::measure(args.model, args.tokens, args.index_k, heap)?;
-            Ok(finished(vec![report.line()], "plan", &report, 0))
-        }
         Some(Command::Idle(args)) => {
             backends::check(args.backend)?;
             let seconds = Duration::from_secs_f64(args.seconds);

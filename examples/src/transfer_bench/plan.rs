@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use clap::Parser;
 use kvgate_kvcache::canary::VerifyMode;
 use kvgate_kvcache::{
     BlockTable, CacheSchema, MemoryKind, PoolConfig, PoolSet, PostTarget, Room, Space,
@@ -13,6 +14,7 @@ use kvgate_transfer::{
     Agent, Epoch, Incarnation, Op, PeerId, PoolId, PostOptions, TransferHandle, WriterRank, bare,
 };
 use serde::Serialize;
+use serde_json::json;
 
 use super::layout::{block_table, schema};
 use super::options::ModelName;
@@ -22,9 +24,32 @@ use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::link::transfer_failure;
 use crate::handoff::model::cache_failure;
 use crate::handoff::options::IndexK;
+use crate::handoff::version;
+use crate::tool::Finished;
 
 /// Rounds; the middle one counts.
 const ROUNDS: usize = 9;
+
+/// Names the JSON object.
+pub const SCHEMA: &str = "kvgate.plan-bench/1";
+
+/// Measures what a plan and its posts cost, apart from the bytes.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "plan-bench", version = version::LINE)]
+pub struct Args {
+    /// Whose cache
+    #[arg(long, value_enum, default_value = "flash")]
+    pub model: ModelName,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub tokens: u32,
+    /// Storage of the indexer keys
+    #[arg(long, value_enum, value_name = "F", default_value_t)]
+    pub index_k: IndexK,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// What a plan costs.
 #[derive(Clone, Debug, Serialize)]
@@ -47,13 +72,27 @@ pub struct PlanReport {
     pub rounds: usize,
 }
 
+/// Runs the tool.
+///
+/// # Errors
+/// There is no cache for so many tokens, or the engine refuses a post.
+pub fn run(args: &Args, heap: Heap) -> Result<Finished, Failure> {
+    let report = measure(args, heap)?;
+    Ok(Finished {
+        json: json!({"schema": SCHEMA, "verdict": "good", "plan": report}),
+        lines: vec![report.line()],
+        exit_code: 0,
+    })
+}
+
 /// Plans and posts everything `ROUNDS` times.
-pub fn measure(
-    model: ModelName,
-    tokens: u32,
-    index_k: IndexK,
-    heap: Heap,
-) -> Result<PlanReport, Failure> {
+fn measure(args: &Args, heap: Heap) -> Result<PlanReport, Failure> {
+    let &Args {
+        model,
+        tokens,
+        index_k,
+        ..
+    } = args;
     let bench = Bench::start(schema(model, index_k)?, tokens)?;
     let spent: Vec<Spent> = (0..ROUNDS)
         .map(|_| bench.round(heap))

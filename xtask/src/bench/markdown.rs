@@ -10,6 +10,11 @@ use super::steps::{CURVES, GRIDS, Rule, Step};
 /// A machine that had more to do than this is not quiet.
 const QUIET_LOAD: f64 = 0.7;
 
+/// Whether this one-minute load is that of a machine with nothing else to do.
+pub(super) fn is_quiet(load: f64) -> bool {
+    load <= QUIET_LOAD
+}
+
 /// Where it was measured.
 pub(super) struct Machine {
     pub(super) processor: String,
@@ -50,9 +55,9 @@ struct Line {
 pub(super) fn page(machine: &Machine, measured: &[Measured], grids: &[Grid]) -> String {
     let mut text = String::new();
     head(&mut text, machine);
-    text += "\n### Cases and limits\n\n| case | limit | measured | command: `transfer-bench` … |\n|---|---|---|---|\n";
+    text += "\n### Cases and limits\n\n| case | limit | measured | command |\n|---|---|---|---|\n";
     for one in measured {
-        let mut command = format!("`{}`", one.args);
+        let mut command = format!("`{} {}`", one.step.program, one.args);
         for line in lines(one.step, &one.result) {
             let mark = if line.is_met { "" } else { "**" };
             let _ = writeln!(
@@ -106,7 +111,7 @@ fn head(text: &mut String, machine: &Machine) {
     if *is_quick {
         text.push_str("\n**A quick run (`--quick`): shorter slices than figures need, and a part of the grid.**\n");
     }
-    if *load_before > QUIET_LOAD {
+    if !is_quiet(*load_before) {
         text.push_str(
             "\n**Measured on a busy machine: other programs had the processor, too. Ratios were taken in the same \
              milliseconds and bear that better than times and GB/s, but none of these figures is to be relied on.**\n",

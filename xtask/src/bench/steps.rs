@@ -1,13 +1,22 @@
 //! What `cargo xtask bench transfer` runs: the cases of the speed table, each with its command and its limit.
 
-/// One run of `transfer-bench`, and what its figures are held against.
+/// One run of a program, and what its figures are held against.
 pub(super) struct Step {
     /// What is measured, in words.
     pub(super) case: &'static str,
     pub(super) rule: Rule,
+    /// The program.
+    pub(super) program: &'static str,
     /// Words of the command line after the program's name.
     pub(super) args: &'static str,
 }
+
+/// Everything that moves bytes.
+pub(super) const TRANSFER_BENCH: &str = "transfer-bench";
+/// Plans and posts, with a heap that is counted.
+const PLAN_BENCH: &str = "plan-bench";
+/// All programs of the steps.
+pub(super) const PROGRAMS: [&str; 2] = [TRANSFER_BENCH, PLAN_BENCH];
 
 /// What a figure is held against.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,7 +42,19 @@ pub(super) enum Rule {
 }
 
 const fn step(case: &'static str, rule: Rule, args: &'static str) -> Step {
-    Step { case, rule, args }
+    Step {
+        case,
+        rule,
+        program: TRANSFER_BENCH,
+        args,
+    }
+}
+
+const fn plan(case: &'static str, rule: Rule, args: &'static str) -> Step {
+    Step {
+        program: PLAN_BENCH,
+        ..step(case, rule, args)
+    }
 }
 
 /// In the order in which they run.
@@ -133,15 +154,15 @@ pub(super) const STEPS: [Step; 27] = [
         Rule::Limit(0.85),
         "--backend libfabric --op read --page-bytes 4096,8448,65536 --pages 64,1024 --duration 1",
     ),
-    step(
+    plan(
         "Flash, 1,048,576 tokens",
         Rule::Plan(10.0, 16.0),
-        "plan --model flash --tokens 1048576",
+        "--model flash --tokens 1048576",
     ),
-    step(
+    plan(
         "Flash, 9,800 tokens, posts",
         Rule::PostUs(10.0),
-        "plan --model flash --tokens 9800",
+        "--model flash --tokens 9800",
     ),
     step(
         "Flash, 9,800 tokens, all components, bf16 index-K, shm, write",

@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::markdown::{self, Grid, Measured};
 use super::profile;
-use super::steps::{CURVES, GRID_ARGS, GRIDS, STEPS, quick};
+use super::steps::{CURVES, GRID_ARGS, GRIDS, PROGRAMS, STEPS, TRANSFER_BENCH, quick};
 use crate::exec::{Failure, Workspace};
 
 /// Where the tables stand, between two marks.
@@ -17,6 +19,9 @@ const BEGIN: &str = "<!-- cargo xtask bench transfer: begin -->\n";
 const END: &str = "<!-- cargo xtask bench transfer: end -->\n";
 /// The pictures.
 const PICTURES: &str = "docs/performance";
+
+/// The one-minute average of a build on every core is quiet again within this.
+const QUIET_WITHIN: Duration = Duration::from_secs(180);
 
 /// What a run of this task does.
 pub(super) struct Plan<'a> {
@@ -39,18 +44,22 @@ pub(super) fn run(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Failure>
         "kvgate-examples",
         "--features",
         "ucx,libfabric",
-        "--bin",
-        "transfer-bench",
     ];
-    let built = workspace.cargo("bench-build", build).run()?;
+    let bins = PROGRAMS.iter().flat_map(|program| ["--bin", program]);
+    let built = workspace
+        .cargo("bench-build", build.into_iter().chain(bins))
+        .run()?;
     if !built.succeeded() {
         built.show_tail(40);
-        return Err(Failure::new("transfer-bench cannot be built"));
+        let programs = PROGRAMS.join(" and ");
+        return Err(Failure::new(format!("{programs} cannot be built")));
+    }
+    if !plan.quick {
+        await_quiet();
     }
     let load_before = load();
     let bench = Bench {
         workspace,
-        program: workspace.target.join("release/transfer-bench"),
         pictures: match plan.write {
             true => workspace.root.join(PICTURES),
             false => workspace.target.join("bench-transfer"),
@@ -62,7 +71,11 @@ pub(super) fn run(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Failure>
     for step in STEPS.iter().filter(|step| is_asked(step.case)) {
         let picture = CURVES.iter().find(|(case, _)| *case == step.case);
         let args = plan.args(step.args);
-        let result = bench.measure(step.case, &args, picture.map(|(_, file)| *file))?;
+        let result = bench.measure(
+            step.case,
+            (step.program, &args),
+            picture.map(|(_, file)| *file),
+        )?;
         measured.push(Measured { step, args, result });
     }
     let mut grids = Vec::new();
@@ -72,7 +85,7 @@ pub(super) fn run(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Failure>
             continue;
         }
         let args = plan.args(&format!("--op {op} {GRID_ARGS}"));
-        let result = bench.measure(&case, &args, Some(file))?;
+        let result = bench.measure(&case, (TRANSFER_BENCH, &args), Some(file))?;
         grids.push(Grid { args, result });
     }
     let machine = markdown::Machine {
@@ -82,7 +95,7 @@ pub(super) fn run(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Failure>
     };
     let mut text = markdown::page(&machine, &measured, &grids);
     if plan.only.is_none() {
-        text += &profile::tables(workspace, &bench.program)?;
+        text += &profile::tables(workspace, &bench.path(TRANSFER_BENCH))?;
     }
     let raw = json!({
         "steps": measured.iter().map(|one| json!({"case": one.step.case, "result": one.result})).collect::<Vec<_>>(),
@@ -110,17 +123,26 @@ impl Plan<'_> {
 
 struct Bench<'a> {
     workspace: &'a Workspace,
-    program: PathBuf,
     pictures: PathBuf,
 }
 
 impl Bench<'_> {
-    /// The object that a run prints. One that fails has its error in it: the others are still worth having.
-    fn measure(&self, case: &str, args: &str, picture: Option<&str>) -> Result<Value, Failure> {
+    fn path(&self, program: &str) -> PathBuf {
+        self.workspace.target.join("release").join(program)
+    }
+
+    /// The object that a run of the program with these arguments prints. One that fails has its error in it: the
+    /// others are still worth having.
+    fn measure(
+        &self,
+        case: &str,
+        (program, args): (&'static str, &str),
+        picture: Option<&str>,
+    ) -> Result<Value, Failure> {
         eprintln!("bench transfer: {case}");
         let mut job = self
             .workspace
-            .program("transfer-bench", &self.program)
+            .program(program, self.path(program))
             .args(args.split(' '))
             .args(["--json"]);
         if let Some(file) = picture {
@@ -151,11 +173,20 @@ fn replace(page: &str, text: &str) -> Result<String, Failure> {
     Ok(format!("{before}{BEGIN}{text}{END}{after}"))
 }
 
-/// One-minute load.
+/// Waits until the load of the build has faded from the average. A machine that stays busy is measured all the same, and
+/// the page says so.
+fn await_quiet() {
+    let deadline = Instant::now() + QUIET_WITHIN;
+    while !markdown::is_quiet(load()) && Instant::now() < deadline {
+        thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// One-minute load; NaN, which is not quiet, where it cannot be told.
 fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next();
-    first.and_then(|word| word.parse().ok()).unwrap_or(-1.0)
+    first.and_then(|word| word.parse().ok()).unwrap_or(f64::NAN)
 }
 
 fn machine() -> markdown::Machine {

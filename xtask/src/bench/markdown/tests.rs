@@ -36,13 +36,15 @@ fn a_figure_below_its_limit_is_bold_and_names_its_command() {
     let case = "shm, write, 1 MiB and more";
     let good = text(&[measured(case, row(0.95, 0))], 0.1);
     assert!(
-        good.contains("| 0.90 of memcpy | 0.95 (4.00 GB/s) | `--backend shm"),
+        good.contains("| 0.90 of memcpy | 0.95 (4.00 GB/s) | `transfer-bench --backend shm"),
         "{good}"
     );
     assert!(!good.contains("busy machine"), "{good}");
     let slow = text(&[measured(case, row(0.5, 0))], 3.0);
     assert!(slow.contains("| **0.50 (4.00 GB/s)** |"), "{slow}");
     assert!(slow.contains("busy machine"), "{slow}");
+    let unknown = text(&[measured(case, row(0.95, 0))], f64::NAN);
+    assert!(unknown.contains("busy machine"), "{unknown}");
     let wrong = text(&[measured(case, row(0.95, 2))], 0.1);
     assert!(wrong.contains("| **2 BAD PAGES** |"), "{wrong}");
     let error = json!({"verdict": "invalid", "error": {"message": "no library"}});
