@@ -10,7 +10,7 @@ use kvgate_hicache::log::{LogConfig, Mode, SecondChance, SegmentLog, Stored};
 use kvgate_hicache::record::Record;
 use kvgate_hicache::record::RecordKind::Block;
 use kvgate_hicache::testkit::{Kept, Sample, SimDisk};
-use kvgate_hicache::{Error, Miss};
+use kvgate_hicache::{Error, ErrorKind, Miss};
 use kvgate_transfer::Deadline;
 
 fn soon() -> Deadline {
@@ -85,6 +85,29 @@ fn a_group_shares_a_sync_and_answers_for_each() {
         (read(&log, &sample, 0), read(&log, &sample, 2)),
         (Ok(()), Ok(()))
     );
+}
+
+/// Nobody writes, so that there is nobody to wait for: the deadline holds all the same.
+#[test]
+fn behind_its_deadline_no_group_is_begun() {
+    let (sample, disk) = (Sample::small(2), SimDisk::new());
+    let log = open(&disk);
+    put(&log, &sample, 0).unwrap();
+    let step_count = disk.step_count();
+    let passed = Deadline::after_ms(0);
+    let late = |error: Error| matches!(error.kind(), ErrorKind::Late { deadline_ms: 0 });
+    let stored = sample.with_record(Block, 1, |record| log.append(record, passed));
+    assert!(late(stored.unwrap_err()));
+    let (namespace, id) = (sample.namespace().digest(), sample.id(Block, 0));
+    assert!(late(log.remove(namespace, id, passed).unwrap_err()));
+    assert_eq!(disk.step_count(), step_count, "something was written");
+    // The removal is owed, the record is not.
+    assert!(log.remove(namespace, id, soon()).unwrap());
+    put(&log, &sample, 1).unwrap();
+    drop(log);
+    let log = open(&disk);
+    assert_eq!(read(&log, &sample, 0), Err(Miss::Absent));
+    assert_eq!(read(&log, &sample, 1), Ok(()));
 }
 
 /// Groups of five on a disk with room for twelve, some kept over evictions, and one fault: whatever was

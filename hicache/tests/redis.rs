@@ -6,6 +6,8 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use kvgate_hicache::record::RecordId;
 use kvgate_hicache::record::RecordKind::{Block, Checkpoint};
@@ -248,12 +250,118 @@ fn redis_that_says_nothing_is_late() {
     let tier = RedisTier::new(&format!("redis://127.0.0.1:{port}/"), "test").unwrap();
     let hurried = Deadline::after_ms(200);
     let miss = sample.check_read(Block, 0, |w, into| tier.read(w, into, hurried));
-    assert!(
-        matches!(miss, Err(Miss::Late { .. } | Miss::Unavailable { .. })),
-        "{miss:?}"
-    );
+    assert!(matches!(miss, Err(Miss::Late { .. })), "{miss:?}");
     assert!(hurried.has_passed());
     assert_eq!(tier.stats().miss_count(), 1);
+    let namespace = sample.namespace().digest();
+    let hurried = Deadline::after_ms(50);
+    let error = tier
+        .remove(namespace, sample.id(Block, 0), hurried)
+        .unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Late { .. }), "{error}");
+}
+
+/// A server that goes on sending for ever: `begun`, then `piece` again and again. The tier at it, and where
+/// the number of the bytes that it got rid of comes when the tier lets go.
+fn endless(begun: &'static [u8], piece: &'static [u8]) -> (RedisTier, JoinHandle<u64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut asked = [0; 4096];
+        assert!(stream.read(&mut asked).unwrap() > 0);
+        let mut sent_bytes = 0;
+        let mut next = begun;
+        while stream.write_all(next).is_ok() {
+            sent_bytes += next.len() as u64;
+            next = piece;
+        }
+        sent_bytes
+    });
+    let url = format!("redis://127.0.0.1:{port}/");
+    (RedisTier::new(&url, "test").unwrap(), server)
+}
+
+/// A server that never stops to send, so that no single wait is long.
+#[test]
+fn redis_that_never_ends_a_reply_is_bounded_by_its_bytes_and_by_the_deadline() {
+    let sample = Sample::small(1);
+    let read = |tier: &RedisTier, deadline| {
+        sample.check_read(Block, 0, |w, into| tier.read(w, into, deadline))
+    };
+    let long = Deadline::after_ms(60_000);
+    for begun in [&b"$99999999999\r\n"[..], b"*99999999\r\n", b"+"] {
+        let (tier, server) = endless(begun, b":1\r\n:1\r\n:1\r\n:1\r\n");
+        let miss = read(&tier, long).unwrap_err();
+        assert!(matches!(miss, Miss::Unavailable { .. }), "{miss}");
+        assert!(!long.has_passed(), "{begun:?}: the bytes did not end it");
+        drop(tier);
+        // What the sockets hold is more than what was taken.
+        assert!(server.join().unwrap() < 64 << 20);
+    }
+}
+
+/// A reply of one byte at a time: each comes in time, all of them do not.
+#[test]
+fn redis_that_trickles_is_late() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(b"$8192\r\n").unwrap();
+        let pace = std::time::Duration::from_millis(20);
+        stream.set_read_timeout(Some(pace)).unwrap();
+        let mut asked = [0; 4096];
+        // Nobody asks again: each read is a pause, until the tier has let go.
+        loop {
+            match stream.read(&mut asked) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+            if stream.write_all(b"x").is_err() {
+                return;
+            }
+        }
+    });
+    let tier = RedisTier::new(&format!("redis://127.0.0.1:{port}/"), "test").unwrap();
+    let sample = Sample::small(1);
+    let begun = Instant::now();
+    let hurried = Deadline::after_ms(200);
+    let miss = sample.check_read(Block, 0, |w, into| tier.read(w, into, hurried));
+    assert_eq!(miss, Err(Miss::Late { deadline_ms: 200 }));
+    // 8,192 bytes would take 160 s.
+    assert!(begun.elapsed().as_secs() < 20);
+    drop(tier);
+    server.join().unwrap();
+}
+
+/// The connection goes where the URL says: another database, and a server that wants a password.
+#[test]
+fn redis_is_asked_in_the_database_and_with_the_password_of_the_url() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let sample = Sample::small(1);
+    let at = |user: &str, db: u32| {
+        let url = format!("redis://{user}127.0.0.1:{}/{db}", server.port);
+        RedisTier::new(&url, "test").unwrap()
+    };
+    let put = |tier: &RedisTier| sample.with_record(Block, 0, |record| tier.write(record, soon()));
+    let has = |tier: &RedisTier| tier.probe(&[sample.id(Block, 0)], soon())[0];
+    put(&at("", 3)).unwrap();
+    assert_eq!(has(&at("", 3)), Presence::Present);
+    assert_eq!(has(&at("", 0)), Presence::Absent);
+    assert!(
+        server
+            .command(&[b"CONFIG", b"SET", b"requirepass", b"word"])
+            .starts_with("+OK")
+    );
+    assert_eq!(has(&at("", 3)), Presence::Unknown);
+    assert_eq!(has(&at(":other@", 3)), Presence::Unknown);
+    assert_eq!(has(&at(":word@", 3)), Presence::Present);
 }
 
 /// A server that answers garbage, or promises more than it has.

@@ -76,8 +76,8 @@ impl SegmentLog {
     /// Stores a record. Comes back when it is as durable as configured.
     ///
     /// # Errors
-    /// `Full`, `Io`, `ReadOnly`, and `Late` when `deadline` passes while another one writes for the
-    /// group: the record may be stored or not then.
+    /// `Full`, `Io`, `ReadOnly`, and `Late` when `deadline` has passed before the record's turn, or passes
+    /// while another one writes for the group: the record may be stored or not then.
     ///
     /// # Panics
     /// If the payload has not the length of the shape.
@@ -205,7 +205,8 @@ impl SegmentLog {
         self.wait_for(state, ticket, deadline)
     }
 
-    /// Waits for the group of a record that is in the queue, leading one if nobody does.
+    /// Waits for the group of a record that is in the queue, leading one if nobody does. Behind the deadline
+    /// no group is begun; the one that is being led goes on until the disk has answered.
     fn wait_for<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -216,6 +217,9 @@ impl SegmentLog {
             if let Some(result) = state.results.remove(&ticket) {
                 drop(state);
                 return result.map_err(|error| error.into_error(self));
+            }
+            if deadline.has_passed() {
+                return self.give_up(state, ticket, deadline);
             }
             if let Some(writer) = state.writer.take() {
                 state = self.lead(state, writer);

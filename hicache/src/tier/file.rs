@@ -1,4 +1,7 @@
 //! The segment log as a tier.
+//!
+//! A deadline ends the wait for a turn and for the writer of a group. A call of the disk is not cut off: a read,
+//! and the one group that a caller writes itself, end when the disk has answered.
 
 use kvgate_kvcache::identity::NamespaceDigest;
 use kvgate_transfer::Deadline;

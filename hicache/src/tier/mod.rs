@@ -5,7 +5,8 @@
 //! is a [`Verified`], the payload itself, and that comes only out of an
 //! [`Intake`](crate::record::Intake), which has looked at every byte. An error of the store is a miss with a cause, never a hit.
 //!
-//! Every call has a deadline. It ends the wait and changes nothing else.
+//! Every call has a deadline. It ends the wait for others and for a network, and changes nothing else; what
+//! memory and the local disk have begun goes on to its end.
 //!
 //! The `testkit` feature has the contract that each tier here passes; run it over one of your own with
 //! `kvgate_hicache::tier_contract!`.

@@ -4,19 +4,24 @@
 //! `PREFIX:KIND-KEY:PART`. The first part is written last: without it there is no record. Parts that the
 //! server has evicted, cut, swapped or made up are a miss like any damage; a damaged record is removed, so
 //! that it can be stored again.
+//!
+//! Every call ends at its deadline however slowly the server answers, and reads no more than the longest right
+//! answer has. Only the look-up of a host name takes what the resolver of the system takes.
+
+mod link;
 
 use std::fmt;
-use std::time::Duration;
 
 use kvgate_kvcache::identity::NamespaceDigest;
 use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::Mutex;
-use redis::{Client, Connection, ErrorKind as RedisKind, RedisError, cmd, pipe};
+use redis::{Client, RedisError, cmd, pipe};
 
 use super::{Presence, Stored, Tier, TierStats};
 use crate::error::{Error, ErrorKind};
 use crate::miss::Miss;
 use crate::record::{Intake, Record, RecordId, Verified, Wanted};
+use link::{Link, REPLY_BYTES};
 
 /// Longest value, in bytes.
 const PART_BYTES: usize = 1 << 20;
@@ -31,7 +36,7 @@ const SPARE_COUNT: usize = 16;
 pub struct RedisTier {
     client: Client,
     prefix: String,
-    spare: Mutex<Vec<Connection>>,
+    spare: Mutex<Vec<Link>>,
     stats: Mutex<TierStats>,
 }
 
@@ -55,28 +60,24 @@ impl RedisTier {
         format!("{}:{id}:{part}", self.prefix)
     }
 
-    /// Runs `work` over a connection. One that failed is not used again.
+    /// Runs `work` over a connection, whose replies have at most `reply_bytes` bytes together. One that
+    /// failed is not used again.
     fn with<T>(
         &self,
         deadline: Deadline,
-        work: impl FnOnce(&mut Connection) -> Result<T, RedisError>,
+        reply_bytes: u64,
+        work: impl FnOnce(&mut Link) -> Result<T, RedisError>,
     ) -> Result<T, RedisError> {
-        let left = deadline.remaining();
-        if left.is_zero() {
-            return Err(RedisError::from((RedisKind::Io, "the deadline has passed")));
-        }
         let spare = self.spare.lock().pop();
-        let mut connection = match spare {
-            Some(connection) => connection,
-            None => self.client.get_connection_with_timeout(left)?,
+        let mut link = match spare {
+            Some(link) => link,
+            None => Link::connect(self.client.get_connection_info(), deadline)?,
         };
-        let left = deadline.remaining().max(Duration::from_millis(1));
-        connection.set_read_timeout(Some(left))?;
-        connection.set_write_timeout(Some(left))?;
-        let done = work(&mut connection)?;
+        link.begin(deadline, reply_bytes);
+        let done = work(&mut link)?;
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_COUNT {
-            spare.push(connection);
+            spare.push(link);
         }
         Ok(done)
     }
@@ -90,13 +91,16 @@ impl RedisTier {
         let mut intake = Intake::new(wanted, into);
         let record_bytes = intake.record_bytes() as usize;
         let mut query = pipe();
-        for part in 0..record_bytes.div_ceil(PART_BYTES) {
+        let part_count = record_bytes.div_ceil(PART_BYTES);
+        for part in 0..part_count {
+            let part_bytes = (record_bytes - part * PART_BYTES).min(PART_BYTES);
             // One byte more than there should be: enough to see that a value is too long.
             let name = self.name_of(&wanted.id, part);
-            query.cmd("GETRANGE").arg(name).arg(0).arg(PART_BYTES);
+            query.cmd("GETRANGE").arg(name).arg(0).arg(part_bytes);
         }
+        let reply_bytes = record_bytes as u64 + part_count as u64 * REPLY_BYTES;
         let parts: Vec<Vec<u8>> = self
-            .with(deadline, |connection| query.query(connection))
+            .with(deadline, reply_bytes, |link| query.query(link))
             .map_err(|error| miss_of(&error, deadline))?;
         let found_bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
         if parts.first().is_none_or(Vec::is_empty) {
@@ -125,8 +129,9 @@ impl RedisTier {
             }));
         }
         let first = self.name_of(&record.id, 0);
-        let outcome = self.with(deadline, |connection| {
-            let is_present: bool = cmd("EXISTS").arg(&first).query(connection)?;
+        let reply_count = 1 + record_bytes.div_ceil(PART_BYTES as u64);
+        let outcome = self.with(deadline, reply_count * REPLY_BYTES, |link| {
+            let is_present: bool = cmd("EXISTS").arg(&first).query(link)?;
             if is_present {
                 return Ok(Stored::Present);
             }
@@ -136,27 +141,22 @@ impl RedisTier {
                 let name = self.name_of(&record.id, part);
                 query.cmd("SET").arg(name).arg(value).ignore();
             }
-            query.query::<()>(connection)?;
+            query.query::<()>(link)?;
             Ok(Stored::Written)
         });
-        outcome.map_err(|error| match is_late(&error) {
-            true => Error::new(ErrorKind::Late {
-                deadline_ms: deadline.allowed_ms(),
-            }),
-            false => unavailable(&error),
-        })
+        outcome.map_err(|error| error_of(&error, deadline))
     }
 
     /// Removes the parts of a record, the first one first.
     fn delete(&self, id: &RecordId, deadline: Deadline) -> Result<bool, RedisError> {
-        self.with(deadline, |connection| {
-            let removed: u32 = cmd("DEL").arg(self.name_of(id, 0)).query(connection)?;
+        self.with(deadline, 2 * REPLY_BYTES, |link| {
+            let removed: u32 = cmd("DEL").arg(self.name_of(id, 0)).query(link)?;
             let others = RECORD_LIMIT_BYTES as usize / PART_BYTES;
             let mut query = cmd("DEL");
             for part in 1..others {
                 query.arg(self.name_of(id, part));
             }
-            query.query::<u32>(connection)?;
+            query.query::<u32>(link)?;
             Ok(removed > 0)
         })
     }
@@ -169,12 +169,17 @@ fn unavailable(error: &RedisError) -> Error {
     })
 }
 
-fn is_late(error: &RedisError) -> bool {
-    error.is_timeout()
+fn error_of(error: &RedisError, deadline: Deadline) -> Error {
+    match error.is_timeout() {
+        true => Error::new(ErrorKind::Late {
+            deadline_ms: deadline.allowed_ms(),
+        }),
+        false => unavailable(error),
+    }
 }
 
 fn miss_of(error: &RedisError, deadline: Deadline) -> Miss {
-    match is_late(error) {
+    match error.is_timeout() {
         true => Miss::Late {
             deadline_ms: deadline.allowed_ms(),
         },
@@ -196,8 +201,9 @@ impl Tier for RedisTier {
             for id in ids {
                 query.cmd("EXISTS").arg(self.name_of(id, 0));
             }
+            let reply_bytes = ids.len() as u64 * REPLY_BYTES;
             let answer: Result<Vec<bool>, _> =
-                self.with(deadline, |connection| query.query(connection));
+                self.with(deadline, reply_bytes, |link| query.query(link));
             match answer {
                 Ok(answer) if answer.len() == ids.len() => {
                     let presence = |is_there| match is_there {
@@ -240,7 +246,9 @@ impl Tier for RedisTier {
         id: RecordId,
         deadline: Deadline,
     ) -> Result<bool, Error> {
-        let was_there = self.delete(&id, deadline).map_err(|e| unavailable(&e))?;
+        let was_there = self
+            .delete(&id, deadline)
+            .map_err(|error| error_of(&error, deadline))?;
         self.stats.lock().removed_count += u64::from(was_there);
         Ok(was_there)
     }
