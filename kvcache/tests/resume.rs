@@ -124,6 +124,105 @@ fn rows_that_the_request_has_gone_past_are_not_saved() {
     assert!(pools.reserve_checkpoint(255, Room(1)).is_err());
 }
 
+/// The end of one request is not published as that of another one, nor put together from two.
+#[test]
+fn a_checkpoint_is_of_the_request_that_is_published() {
+    let pair = pair(8, 8, 2);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    let mut ours = pools.reserve(264, Room(1)).unwrap();
+    let mut theirs = pools.reserve(264, Room(2)).unwrap();
+    let mut checkpoint = pools.reserve_checkpoint(256, Room(1)).unwrap();
+    let mut written = Vec::new();
+    for layer in pair.layers() {
+        fill_layer(pools, &mut ours, layer, 256, 1);
+        fill_layer(pools, &mut theirs, layer, 256, 2);
+        written.push(ours.commit_layer(layer, 0..256).unwrap());
+        drop(theirs.commit_layer(layer, 0..256).unwrap());
+        checkpoint.save_layer(layer, &theirs).unwrap();
+        assert!(checkpoint.save_layer(layer, &ours).is_err(), "{layer}");
+    }
+    let checkpoint = checkpoint.finish().unwrap();
+    let refused = tree.publish(&tokens(256), &mut ours, &written, Some(checkpoint));
+    let expected = ErrorKind::InvalidRequest {
+        field: "checkpoint.source",
+        value: theirs.number().0,
+        expected: format!("{}, the number of the lease", ours.number()),
+    };
+    assert_eq!(*refused.unwrap_err().kind(), expected);
+    assert_eq!(
+        (tree.page_counts(), tree.checkpoint_counts()),
+        ((0, 0), (0, 0))
+    );
+}
+
+/// Whoever goes on behind 512 tokens has the end at 512 and no earlier one, although its ring has a place for it.
+#[test]
+fn an_end_before_the_prefix_is_not_saved() {
+    let pair = pair(8, 8, 2);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    publish(pools, &tree, 512, 5);
+    let lease = pools.resume(ready(&tree, 513), 600, Room(2));
+    let mut lease = lease.map_err(|e| e.1).unwrap();
+    let mut early = pools.reserve_checkpoint(256, Room(2)).unwrap();
+    let mut at_the_end = pools.reserve_checkpoint(512, Room(2)).unwrap();
+    for layer in pair.layers() {
+        lease.attach_layer(layer, deadline()).unwrap();
+        let refused = early.save_layer(layer, &lease).unwrap_err();
+        assert!(
+            matches!(
+                refused.kind(),
+                ErrorKind::InvalidRequest {
+                    field: "tokens",
+                    value: 256,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+        at_the_end.save_layer(layer, &lease).unwrap();
+    }
+    assert!(early.finish().is_err());
+    drop(at_the_end.finish().unwrap());
+}
+
+/// Pages of the tree are not written by a copy either, whether they were shared from the start or published.
+#[test]
+fn a_page_of_the_tree_is_not_copied_over() {
+    let pair = pair(8, 8, 3);
+    let (pools, tree) = (&pair.source, PrefixTree::new(&pair.source));
+    publish(pools, &tree, 256, 5);
+    let mut behind = publish_rest(&pair, &tree);
+    let prefix = ready(&tree, 513);
+    let before = digests_of(pools, &prefix, 512);
+    for ordinal in 0..2 {
+        let refused = prefix.copy_page(1 - ordinal, &mut behind, ordinal, deadline());
+        assert!(refused.is_err(), "page {ordinal}");
+    }
+    assert_eq!(digests_of(pools, &prefix, 512), before);
+    prefix.copy_page(1, &mut behind, 2, deadline()).unwrap();
+}
+
+/// A flight has slots for the answer too; a page that it does not bring whole is not entered.
+#[test]
+fn a_page_that_no_writer_brings_is_not_entered() {
+    let pair = pair(8, 8, 2);
+    let tree = PrefixTree::new(&pair.target);
+    let flight = pair.hand_over(300, 600, 1, 3);
+    let refused = tree.insert(&tokens(512), &flight).unwrap_err();
+    let is_it = |kind: &ErrorKind| matches!(kind, ErrorKind::InvalidRequest { value: 2, .. });
+    assert!(is_it(refused.kind()), "{refused}");
+    assert_eq!(tree.insert(&tokens(300), &flight).unwrap(), 1);
+    // Slots of a prefix of 512 tokens, promised to a writer of 256.
+    let slots = pair.target.reserve_prefix(512, None, Room(2)).unwrap();
+    let writer = [(pair.to_sender, WriterRank(0))];
+    let short = slots.into_inflight(&pair.plan(256), Epoch(2), &writer);
+    let mut short = short.map_err(|e| e.1).unwrap();
+    short.arm(&pair.receiver, None).unwrap();
+    assert!(tree.insert_prefix(&tokens(512), &short).is_err());
+    assert!(tree.insert_prefix(&tokens(256), &short).is_err());
+    assert_eq!(tree.page_counts(), (0, 1));
+}
+
 #[test]
 fn a_resumed_request_shares_pages_and_copies_the_end() {
     let pair = pair(8, 8, 2);

@@ -220,6 +220,11 @@ impl WriteLease {
         self.floor_tokens = self.floor_tokens.max(tokens);
     }
 
+    /// Tokens at the start whose pages are read only.
+    pub(crate) fn floor_tokens(&self) -> u32 {
+        self.floor_tokens
+    }
+
     /// Takes the slots out; the lease then ends without draining them.
     pub(crate) fn take(&mut self) -> Arc<Tenancy> {
         self.source = None;

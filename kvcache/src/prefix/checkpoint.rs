@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use kvgate_transfer::Epoch;
 use kvgate_transfer::sync::Arc;
 
 use crate::block_table::BlockTable;
@@ -21,6 +22,8 @@ use crate::schema::{PAGE_TOKENS, SlotCounts};
 #[must_use = "dropping it gives its slots up"]
 pub struct CheckpointWriter {
     lease: WriteLease,
+    /// The request that the first layer came from: the others must too.
+    source: Option<Epoch>,
     is_saved: Vec<bool>,
 }
 
@@ -28,6 +31,7 @@ pub struct CheckpointWriter {
 #[must_use = "dropping it gives its slots up"]
 pub struct Checkpoint {
     lease: WriteLease,
+    source: Epoch,
 }
 
 impl PoolSet {
@@ -49,6 +53,7 @@ impl PoolSet {
         let table = BlockTable::of_prefix(schema, tokens, Vec::new(), windows);
         Ok(CheckpointWriter {
             lease: self.write_lease(table, room, Shared::default()),
+            source: None,
             is_saved: vec![false; usize::from(schema.layer_count())],
         })
     }
@@ -65,15 +70,32 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// `NotWritten` when the request has not committed the layer up to the boundary; `InvalidRequest` when it
-    /// has gone on so far that rows of the boundary are overwritten, or is of other pools.
+    /// has gone on so far that rows of the boundary are overwritten, began behind it, is another one than for
+    /// the layers before, or is of other pools.
     pub fn save_layer(&mut self, layer: LayerId, from: &WriteLease) -> Result<(), Error> {
         let into = self.lease.tenancy();
         let pools = &into.pools;
         pools.schema.check_layer(layer)?;
         if !from.is_of(pools) {
-            return Err(invalid("from", 0, "a lease of the same pools".to_owned()));
+            return Err(invalid(
+                "from",
+                0_u32,
+                "a lease of the same pools".to_owned(),
+            ));
+        }
+        if let Some(source) = self.source
+            && source != from.number()
+        {
+            let expected = format!("{source}, the request that the other layers are of");
+            return Err(invalid("from.number", from.number().0, expected));
         }
         let tokens = self.tokens();
+        // Of its prefix a request has the pages and the last end, no earlier one.
+        let prefix_tokens = from.tenancy().shared_tokens();
+        if tokens < prefix_tokens {
+            let expected = format!("at least the {prefix_tokens} that the request goes on behind");
+            return Err(invalid("tokens", tokens, expected));
+        }
         let committed = from.committed_tokens(layer);
         if committed < tokens {
             return Err(ErrorKind::NotWritten {
@@ -93,6 +115,7 @@ impl CheckpointWriter {
         }
         copy_boundary(pools, layer, tokens, from.block_table(), &into.table);
         self.is_saved[layer.index()] = true;
+        self.source = Some(from.number());
         Ok(())
     }
 
@@ -102,14 +125,17 @@ impl CheckpointWriter {
     /// `NotWritten` naming the first layer that is missing; the slots are given up.
     pub fn finish(self) -> Result<Checkpoint, Error> {
         let missing = self.is_saved.iter().position(|saved| !saved);
-        match missing {
-            Some(layer) => Err(ErrorKind::NotWritten {
-                layer: LayerId(layer as u16),
+        match (missing, self.source) {
+            (None, Some(source)) => Ok(Checkpoint {
+                lease: self.lease,
+                source,
+            }),
+            (layer, _) => Err(ErrorKind::NotWritten {
+                layer: LayerId(layer.unwrap_or(0) as u16),
                 needed_tokens: self.tokens(),
                 written_tokens: 0,
             }
             .into()),
-            None => Ok(Checkpoint { lease: self.lease }),
         }
     }
 }
@@ -118,6 +144,11 @@ impl Checkpoint {
     /// Tokens of the boundary.
     pub fn tokens(&self) -> u32 {
         self.lease.block_table().tokens()
+    }
+
+    /// The request whose end it is, by [`WriteLease::number`].
+    pub(crate) fn source(&self) -> Epoch {
+        self.source
     }
 
     pub(crate) fn tenancy(&self) -> &Arc<Tenancy> {

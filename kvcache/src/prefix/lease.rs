@@ -14,7 +14,7 @@ use crate::lease::view::LayerRef;
 use crate::lease::write::WriteLease;
 use crate::pool::PoolSet;
 use crate::prefix::hold::Hold;
-use crate::schema::Space;
+use crate::schema::{PAGE_TOKENS, Space};
 
 /// One leased slot with the gate it is read through.
 pub(crate) struct Run {
@@ -187,7 +187,7 @@ impl PrefixLease {
     ///
     /// # Errors
     /// As [`PrefixLease::layer`] for every layer; `InvalidRequest` for a page that one of the two does
-    /// not have, or a lease of other pools.
+    /// not have or that `into` shares with the tree, or a lease of other pools.
     pub fn copy_page(
         &self,
         ordinal: u32,
@@ -196,7 +196,7 @@ impl PrefixLease {
         deadline: Deadline,
     ) -> Result<(), Error> {
         let missing = |field: &'static str, value: u32| {
-            let expected = "a page of the lease, in the same pools".to_owned();
+            let expected = "a page of the lease's own, in the same pools".to_owned();
             Error::from(ErrorKind::InvalidRequest {
                 field,
                 value: value.into(),
@@ -208,7 +208,9 @@ impl PrefixLease {
         }
         let page = |table: &BlockTable, ordinal: u32| table.pages().get(ordinal as usize).copied();
         let from = page(&self.table, ordinal).ok_or_else(|| missing("ordinal", ordinal))?;
+        // Pages below the floor are the tree's: others read them.
         let to = page(into.block_table(), to_ordinal)
+            .filter(|_| to_ordinal * PAGE_TOKENS >= into.floor_tokens())
             .ok_or_else(|| missing("to_ordinal", to_ordinal))?;
         let schema = self.pools.schema();
         for layer in schema.layers() {

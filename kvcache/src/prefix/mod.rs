@@ -154,7 +154,8 @@ impl PrefixTree {
     /// left to it. Answers how many pages are new.
     ///
     /// # Errors
-    /// `InvalidRequest` when the flight has fewer pages than the prompt.
+    /// `InvalidRequest` when the flight brings fewer whole pages than the prompt has: what it has slots for
+    /// behind them is never filled by it.
     pub fn insert(&self, prompt: &[u32], flight: &InFlight) -> Result<u32, Error> {
         self.insert_with(prompt, flight, ComponentSet::ALL)
     }
@@ -169,10 +170,11 @@ impl PrefixTree {
         flight: &InFlight,
         components: ComponentSet,
     ) -> Result<u32, Error> {
-        let pages = flight.block_table().pages();
+        let landing_pages = flight.core().landing_tokens / PAGE_TOKENS;
         let page_count = prompt.len() / PAGE_TOKENS as usize;
-        if page_count > pages.len() {
-            let expected = format!("at most the {} pages of the flight", pages.len());
+        if page_count > landing_pages as usize {
+            let expected =
+                format!("at most the {landing_pages} whole pages that the flight brings");
             return Err(invalid("prompt pages", page_count as u32, expected));
         }
         let mut inner = self.inner.lock();
@@ -192,8 +194,10 @@ impl PrefixTree {
     /// `InvalidRequest` when the flight is not of these tokens.
     pub fn insert_prefix(&self, tokens: &[u32], flight: &InFlight) -> Result<bool, Error> {
         let table = flight.block_table();
-        if !table.is_prefix() || table.tokens() as usize != tokens.len() {
-            let expected = format!("the {} tokens of the flight", table.tokens());
+        let landing_tokens = flight.core().landing_tokens;
+        let is_whole = landing_tokens == table.tokens();
+        if !table.is_prefix() || !is_whole || landing_tokens as usize != tokens.len() {
+            let expected = format!("the {landing_tokens} tokens that a flight of a prefix brings");
             return Err(invalid("tokens", tokens.len() as u32, expected));
         }
         let mut inner = self.inner.lock();

@@ -22,7 +22,8 @@ impl PrefixTree {
     ///
     /// # Errors
     /// `NotWritten` naming the layer whose witness is missing, is of another request or proves too little;
-    /// `InvalidRequest` when the request has fewer pages, or the checkpoint is of another length or of other pools.
+    /// `InvalidRequest` when the request has fewer pages, or the checkpoint is of another length, of another
+    /// request or of other pools.
     pub fn publish(
         &self,
         tokens: &[u32],
@@ -46,6 +47,16 @@ impl PrefixTree {
         {
             let expected = format!("{end}, in the pools of the tree");
             return Err(invalid("checkpoint.tokens", checkpoint.tokens(), expected));
+        }
+        if let Some(checkpoint) = &checkpoint
+            && checkpoint.source() != lease.number()
+        {
+            let expected = format!("{}, the number of the lease", lease.number());
+            return Err(invalid(
+                "checkpoint.source",
+                checkpoint.source().0,
+                expected,
+            ));
         }
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);

@@ -179,13 +179,13 @@ fn check_pools(pools: &PoolSet, prefix: &PrefixLease) -> Result<(), Error> {
         true => Ok(()),
         false => Err(invalid(
             "prefix",
-            0,
+            0_u32,
             "a prefix of the same pools".to_owned(),
         )),
     }
 }
 
-pub(crate) fn invalid(field: &'static str, value: u32, expected: String) -> Error {
+pub(crate) fn invalid(field: &'static str, value: impl Into<u64>, expected: String) -> Error {
     let value = value.into();
     ErrorKind::InvalidRequest {
         field,
