@@ -266,9 +266,10 @@ impl Shared {
         if !matches!(end, Err(StreamEnd::Stopped)) || !is_whole || self.is_closed_here() {
             return end;
         }
-        // Somebody else has found the end first; a goodbye that has come before it wins.
+        // Somebody else has found the end first; a goodbye that has come before it wins. Nothing is handled behind
+        // a close (I-9), also one out of a callback.
         let rest = Bounds {
-            stop: None,
+            stop: Some(&self.stop),
             deadline: Some(Deadline::now()),
             ..bounds
         };

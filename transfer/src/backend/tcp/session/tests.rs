@@ -110,8 +110,33 @@ fn a_connection_that_comes_too_late_is_ended_with_a_goodbye() {
 #[derive(Default)]
 struct Ears {
     told: Mutex<Vec<String>>,
-    is_down: StdMutex<bool>,
+    /// The link, for ears that close it with the first message.
+    closes: Mutex<Option<Arc<TcpLink>>>,
+    is_over: StdMutex<bool>,
     changed: StdCondvar,
+}
+
+impl Ears {
+    fn note_end(&self) {
+        *self.is_over.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    /// What was told until the link was down or closed.
+    fn told_in_time(&self) -> Vec<String> {
+        let goes_on = |is_over: &mut bool| !*is_over;
+        let (_over, waited) = self
+            .changed
+            .wait_timeout_while(
+                self.is_over.lock().unwrap(),
+                Duration::from_secs(20),
+                goes_on,
+            )
+            .unwrap();
+        let told = self.told.lock().clone();
+        assert!(!waited.timed_out(), "{told:?}");
+        told
+    }
 }
 
 impl LinkEvents for Ears {
@@ -119,6 +144,12 @@ impl LinkEvents for Ears {
     fn message(&self, _: PeerId, bytes: bytes::Bytes) {
         let text = String::from_utf8_lossy(&bytes).into_owned();
         self.told.lock().push(text);
+        let link = self.closes.lock().take();
+        if let Some(link) = link {
+            link.close();
+            assert_eq!(link.quiesce(), Quiesce::Proven);
+            self.note_end();
+        }
     }
     fn completed(&self, _: PeerId, _: OpId, _: Result<Visibility, Error>) {}
     fn progress(&self, _: PeerId, _: u64) {}
@@ -127,8 +158,7 @@ impl LinkEvents for Ears {
     }
     fn down(&self, _: PeerId, cause: Cause, _: Quiesce) {
         self.told.lock().push(format!("down: {cause}"));
-        *self.is_down.lock().unwrap() = true;
-        self.changed.notify_all();
+        self.note_end();
     }
     fn asked(&self, _: PeerId, _: ReadRequest) -> bool {
         false
@@ -150,14 +180,27 @@ fn a_goodbye_wins_over_a_sender_that_has_found_the_end() {
     give_up(&channel);
     let ears = Arc::new(Ears::default());
     link.start(PeerId(1), ears.clone()).unwrap();
-    let is_up = |is_down: &mut bool| !*is_down;
-    let (_down, waited) = ears
-        .changed
-        .wait_timeout_while(ears.is_down.lock().unwrap(), Duration::from_secs(20), is_up)
-        .unwrap();
-    let told = ears.told.lock().clone();
-    assert!(!waited.timed_out(), "{told:?}");
+    let told = ears.told_in_time();
     assert_eq!(told.len(), 2, "{told:?}");
     assert_eq!(told[0], "last words");
     assert!(told[1].starts_with("down: ") && told[1].contains("closed by the peer"));
+}
+
+/// The first of the last words closes the link: from then on it is said to be quiet, so nothing more is handled.
+#[test]
+fn a_close_out_of_the_last_words_is_the_end_of_them() {
+    let (link, mut there, ..) = waiting();
+    let link = Arc::new(link);
+    let mut words = Vec::new();
+    wire::append_numbered(&mut words, 1, b"one");
+    wire::append_numbered(&mut words, 2, b"two");
+    there.write_all(&words).unwrap();
+    let (_, channel) = link.shared.session.connection().unwrap();
+    give_up(&channel);
+    let ears = Arc::new(Ears::default());
+    *ears.closes.lock() = Some(link.clone());
+    link.start(PeerId(1), ears.clone()).unwrap();
+    assert_eq!(ears.told_in_time(), ["one"]);
+    link.close();
+    assert_eq!(ears.told.lock().clone(), ["one"], "behind the proof");
 }
