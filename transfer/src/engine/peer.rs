@@ -167,9 +167,9 @@ impl Peer {
         *self.suspended.lock() = cause;
     }
 
-    /// Messages that did not go, or of which nobody can tell. Those that the queue has and those that the link has.
+    /// Messages that did not go, or of which nobody can tell; of a connection that has ended, those at its end.
     pub(crate) fn unsent_messages(&self) -> u64 {
-        (self.queue.queued_frames() + self.link.unsent_messages()) as u64
+        self.queue.unsent_frames(self.link.unsent_messages()) as u64
     }
 
     /// Why there is no connection, while another one may come.

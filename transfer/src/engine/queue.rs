@@ -86,6 +86,10 @@ struct State {
     is_away: bool,
     /// Somebody has the turn.
     is_taken: bool,
+    /// What they send is a frame.
+    is_sending_frame: bool,
+    /// Frames that were not sent, or may not have come, when it was closed.
+    lost_frame_count: usize,
     /// Threads that wait for a place, or for the end of everything.
     room_waiters: usize,
     closed: Option<Cause>,
@@ -338,6 +342,7 @@ impl Queue {
             }
             let item = state.pop(self.frames.are_kept)?;
             state.is_taken = true;
+            state.is_sending_frame = matches!(item, Item::Frame(_));
             Some(Some(item))
         });
         Some((item?, Turn(self)))
@@ -355,7 +360,13 @@ impl Queue {
     /// Refuses everything from now on, wakes everybody, and gives back what was queued.
     pub(crate) fn close(&self, cause: Cause) -> Vec<Item> {
         self.state.update(|state| {
-            state.closed.get_or_insert(cause);
+            if state.closed.is_none() {
+                state.lost_frame_count = match state.is_away {
+                    true => state.frame_count,
+                    false => state.unsent_frames(0),
+                };
+                state.closed = Some(cause);
+            }
             state.progress = None;
             state.goes_on = false;
             state.frame_count = 0;
@@ -376,11 +387,13 @@ impl Queue {
         self.wait_for_room(deadline, drained).is_some()
     }
 
-    /// Frames that the link has not got yet.
-    pub(crate) fn queued_frames(&self) -> usize {
-        let is_frame = |item: &&Item| matches!(item, Item::Frame(_));
-        self.state
-            .with(|state| state.items.iter().filter(is_frame).count())
+    /// Frames that were not sent, or may not have come; `in_link` of them the link has. Once the queue is closed,
+    /// those that there were at that time.
+    pub(crate) fn unsent_frames(&self, in_link: usize) -> usize {
+        self.state.with(|state| match state.closed {
+            Some(_) => state.lost_frame_count,
+            None => state.unsent_frames(in_link),
+        })
     }
 
     /// The operations that are not terminal.
@@ -423,6 +436,13 @@ impl State {
 
     fn has_work(&self) -> bool {
         self.is_urgent() || !self.items.is_empty()
+    }
+
+    /// The one that is being sent may be one of those in the link.
+    fn unsent_frames(&self, in_link: usize) -> usize {
+        let is_frame = |item: &&Item| matches!(item, Item::Frame(_));
+        let queued = self.items.iter().filter(is_frame).count();
+        queued + in_link.max(usize::from(self.is_sending_frame))
     }
 
     fn is_urgent(&self) -> bool {
@@ -496,6 +516,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.state.update_if(|state| {
             state.is_taken = false;
+            state.is_sending_frame = false;
             ((), state.has_work() || state.room_waiters > 0)
         });
     }

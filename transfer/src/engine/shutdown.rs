@@ -46,10 +46,15 @@ impl Engine {
         // Half of the time to send what is queued, the other half to end.
         let drained_by = Deadline::after(deadline.remaining() / 2);
         let mut unsent_messages = 0;
-        for peer in &self.all_peers() {
+        let peers = self.all_peers();
+        // Of what was lost with the others their end has told. A session may end while this waits for it.
+        let were_up: Vec<bool> = peers.iter().map(|peer| !peer.is_down()).collect();
+        for (peer, was_up) in peers.iter().zip(were_up) {
             if self.has_workers {
                 peer.queue.wait_drained(drained_by);
-                unsent_messages += peer.unsent_messages();
+                if was_up {
+                    unsent_messages += peer.unsent_messages();
+                }
             }
             self.fail_peer(peer, Cause::Shutdown);
         }

@@ -1,9 +1,9 @@
 //! Sessions that are ended while they have no connection.
 
-use kvgate_transfer::Deadline;
+use kvgate_transfer::{Deadline, TransferConfig};
 
 use crate::contract::patience;
-use crate::session_pair::{message, pair, suspended};
+use crate::session_pair::{Proxied, message, pair, pair_of, suspended};
 
 /// What was given to a session without a connection is sent within the deadline of the shutdown, or named.
 #[test]
@@ -47,4 +47,19 @@ fn a_shutdown_drops_no_message_without_a_word() {
         }
         drop(pair);
     }
+}
+
+/// A session whose window is over before the deadline takes its messages with it, and the report still has them.
+#[test]
+fn a_session_that_ends_within_a_shutdown_names_its_messages() {
+    let pair = pair_of(Proxied::within(2_000), TransferConfig::default());
+    pair.proxy.turn_away(u64::MAX);
+    pair.proxy.cut();
+    suspended(&pair.a.agent);
+    for text in ["one", "two"] {
+        pair.a.agent.send(pair.b_at_a, text).unwrap();
+    }
+    let report = pair.a.agent.shutdown(patience());
+    assert_eq!(report.unsent_messages, 2);
+    assert!(!report.is_clean(), "{report:?}");
 }

@@ -134,3 +134,41 @@ fn whoever_waits_for_the_end_of_everything_hears_of_the_last_frame() {
         assert!(waiter.join().unwrap());
     });
 }
+
+#[test]
+fn a_frame_counts_as_unsent_until_it_was_sent_and_beyond_the_end() {
+    let queue = Queue::new(PeerId(1), 1, 4);
+    queue.push_frame(vec![1]).unwrap();
+    queue.push_frame(vec![2]).unwrap();
+    let (_first, turn) = queue.next().unwrap();
+    // Nobody knows whether the link has it already: it counts once.
+    assert_eq!(queue.unsent_frames(0), 2, "one queued, one in hand");
+    assert_eq!(queue.unsent_frames(1), 2);
+    drop(turn);
+    assert_eq!(queue.unsent_frames(0), 1);
+    let (_second, turn) = queue.next().unwrap();
+    queue.close(Cause::Shutdown);
+    drop(turn);
+    queue.close(Cause::PeerRestarted);
+    assert_eq!(queue.unsent_frames(0), 1, "the end came while it was sent");
+}
+
+#[test]
+fn frames_that_are_kept_for_a_connection_that_does_not_come_are_lost() {
+    let limits = FrameLimits {
+        capacity: 4,
+        bytes: u64::MAX,
+        are_kept: true,
+    };
+    for (is_away, lost) in [(true, 2), (false, 1)] {
+        let queue = Queue::with_frames(PeerId(1), 1, limits);
+        queue.push_frame(vec![1]).unwrap();
+        queue.push_frame(vec![2]).unwrap();
+        drop(queue.next().unwrap());
+        if is_away {
+            queue.suspend();
+        }
+        queue.close(Cause::Shutdown);
+        assert_eq!(queue.unsent_frames(0), lost);
+    }
+}
