@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvgate_hicache::log::{Durability, LogConfig, Mode, Oldest, SecondChance, SegmentLog, verify};
+use kvgate_hicache::record::Record;
 use kvgate_hicache::record::RecordKind::{self, Block, Checkpoint};
 use kvgate_hicache::testkit::{Kept, Sample, SimDisk};
 use kvgate_hicache::{ErrorKind, Miss};
@@ -67,6 +69,19 @@ impl Life {
             .with_record(kind, k, |record| log.append(record, soon()));
         stored.unwrap();
         self.acknowledged.push((kind, k, self.disk.step_count()));
+    }
+
+    /// Blocks that share a sync.
+    fn put_group(&mut self, log: &SegmentLog, ks: Range<u32>) {
+        let payloads: Vec<Vec<u8>> = ks.clone().map(|k| self.sample.payload(Block, k)).collect();
+        let records: Vec<Record<'_>> = std::iter::zip(ks.clone(), &payloads)
+            .map(|(k, payload)| self.sample.record(Block, k, payload))
+            .collect();
+        for stored in log.append_all(&records, soon()) {
+            stored.unwrap();
+        }
+        let step_count = self.disk.step_count();
+        self.acknowledged.extend(ks.map(|k| (Block, k, step_count)));
     }
 
     fn remove(&mut self, log: &SegmentLog, kind: RecordKind, k: u32) {
@@ -166,6 +181,59 @@ fn a_crash_after_any_step_loses_nothing_that_was_acknowledged() {
     life.put(&log, Block, 8);
     log.close(soon()).unwrap();
     life.check_everywhere(4);
+}
+
+/// Groups of several records: of one that was not synced a later record may be whole and an earlier one torn.
+#[test]
+fn a_crash_within_a_group_leaves_a_tail_and_no_damage() {
+    let mut life = Life::new();
+    let log = open(&life.disk);
+    for group in [0..3, 3..5, 5..9] {
+        life.put_group(&log, group);
+    }
+    life.remove(&log, Block, 4);
+    life.put_group(&log, 9..12);
+    assert_eq!(log.stats().group_count, 5, "not every group is one");
+    drop(log);
+    life.check_everywhere(40);
+}
+
+/// What was synced before a whole record behind it was written is no tail, whatever it looks like now.
+#[test]
+fn a_torn_place_below_what_was_synced_is_damage() {
+    for blank in 0..5_u32 {
+        let mut life = Life::new();
+        let log = open(&life.disk);
+        for group in [0..3, 3..5] {
+            life.put_group(&log, group);
+        }
+        drop(log);
+        let disk = life.disk.crash(life.disk.step_count(), Kept::Nothing);
+        let name = disk.names().remove(0);
+        // A sector in the payload of that record, as if it had never been written.
+        let at = 4096 + blank as usize * 8192 + 4096;
+        disk.damage(&name, |bytes| bytes[at..at + 512].fill(0));
+        let is_synced = blank < 3;
+        let findings = verify(&disk).unwrap().findings;
+        assert_eq!(
+            !findings.is_empty(),
+            is_synced,
+            "block {blank}: {findings:?}"
+        );
+        let log = open(&disk);
+        assert_eq!(
+            !log.recovery().damaged.is_empty(),
+            is_synced,
+            "block {blank}"
+        );
+        for k in 0..5 {
+            let found = life
+                .sample
+                .check_read(Block, k, |w, into| log.read(w, into));
+            let is_kept = if is_synced { k != blank } else { k < blank };
+            assert_eq!(found.is_ok(), is_kept, "block {k}, {blank} is blank");
+        }
+    }
 }
 
 /// The same while segments leave to make room.

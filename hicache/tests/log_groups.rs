@@ -41,19 +41,9 @@ fn put(log: &SegmentLog, sample: &Sample, k: u32) -> Result<Stored, Error> {
 
 fn put_group(log: &SegmentLog, sample: &Sample, ks: &[u32]) -> Vec<Result<Stored, Error>> {
     let payloads: Vec<Vec<u8>> = ks.iter().map(|k| sample.payload(Block, *k)).collect();
-    let record = |(k, payload)| {
-        let wanted = sample.wanted(Block, k);
-        Record {
-            namespace: wanted.namespace,
-            id: wanted.id,
-            parent: wanted.parent,
-            position: wanted.position,
-            shape: wanted.shape,
-            payload,
-        }
-    };
-    let with_payload = std::iter::zip(ks.iter().copied(), payloads.iter().map(Vec::as_slice));
-    let records: Vec<Record<'_>> = with_payload.map(record).collect();
+    let records: Vec<Record<'_>> = std::iter::zip(ks, &payloads)
+        .map(|(k, payload)| sample.record(Block, *k, payload))
+        .collect();
     log.append_all(&records, soon())
 }
 

@@ -154,12 +154,12 @@ impl SegmentLog {
             if !is_wanted {
                 continue;
             }
-            let Some((_, bytes)) = read_verified(segment, &entry).map_err(read)? else {
+            let Some((_, mut bytes)) = read_verified(segment, &entry).map_err(read)? else {
                 continue;
             };
             let mut moved = entry.clone();
             let to = self
-                .write_record(writer, &bytes, &mut moved)
+                .write_record(writer, &mut bytes, &mut moved)
                 .map_err(|error| error.into_error(self))?;
             let mut state = self.state.lock();
             if !entry.is_removal && state.index.remove_at(&entry.id, &place) {
@@ -208,7 +208,7 @@ impl SegmentLog {
 /// The bytes of a record, if they are one.
 fn read_verified(segment: &Segment, entry: &Entry) -> std::io::Result<Option<(Head, Vec<u8>)>> {
     let (file, len_bytes) = (&*segment.file, segment.len_bytes());
-    let Step::Record(found) = scan::step(file, entry.offset_bytes, len_bytes)? else {
+    let Step::Record(found, _) = scan::step(file, entry.offset_bytes, len_bytes)? else {
         return Ok(None);
     };
     let mut bytes = vec![0; found.record_bytes as usize];

@@ -6,6 +6,8 @@
 //!
 //! After a crash, sealed segments are read by their index and the others record by record, every byte; the
 //! first place that holds no committed record is the end, since nothing behind it was ever acknowledged.
+//! Each record says how far its segment had been synced when it was written: a bad place before that, with
+//! the record behind it, is damage and not what a crash has left of a group.
 //!
 //! Room is made by the whole oldest segment. Its records leave the index first; the file goes, and its
 //! bytes when the last reader has let go of it. Removals are records too, in a segment that is younger

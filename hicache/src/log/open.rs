@@ -277,9 +277,11 @@ fn seal_late(segment: &Segment) -> io::Result<()> {
     if read_index(segment.id, file, len_bytes)?.is_some() {
         return Ok(());
     }
-    let (entries, _) = scan::records(file, PAGE_BYTES, len_bytes)?;
+    let (entries, bad) = scan::records(file, PAGE_BYTES, len_bytes)?;
     let end_bytes = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
-    if scan::any_record_behind(file, end_bytes, len_bytes)? {
+    if let Some(bad) = bad
+        && scan::is_damage(file, end_bytes, len_bytes, &bad)?
+    {
         return Ok(());
     }
     segment.set_len_bytes(seal_at(segment.id, file, end_bytes, &entries)?);
@@ -385,7 +387,7 @@ impl Loader<'_> {
     }
 
     /// A segment without an index: record by record, up to the first place that holds none. What lies
-    /// behind is cut off, and the segment sealed, unless a record lies there too: then the segment is
+    /// behind is cut off, and the segment sealed, unless that place had been synced: then the segment is
     /// damaged, and left as it is. So is one that cannot be read to its end; what lies before that place
     /// is used. Answers the records, the length, and whether every byte could be read.
     fn scan(
@@ -399,8 +401,10 @@ impl Loader<'_> {
         self.recovery.scanned_bytes += len_bytes;
         let found = scan::records(file, PAGE_BYTES, len_bytes).and_then(|(entries, bad)| {
             let end_bytes = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
-            let is_damaged =
-                was_sealed || bad.is_some() && scan::any_record_behind(file, end_bytes, len_bytes)?;
+            let is_damaged = match bad {
+                Some(bad) if !was_sealed => scan::is_damage(file, end_bytes, len_bytes, &bad)?,
+                _ => was_sealed,
+            };
             Ok((!is_damaged).then_some((entries, end_bytes)))
         });
         let Ok(Some((entries, end_bytes))) = found else {

@@ -14,8 +14,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// What a scan found at one place.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// A whole, verified record.
-    Record(Entry),
+    /// A whole, verified record, and the bytes of its segment that had been synced when it was written.
+    Record(Entry, u64),
     /// The end of the file.
     End,
     /// Something that is no whole record.
@@ -124,7 +124,8 @@ fn body(file: &dyn MediumFile, offset_bytes: u64, head: Head) -> io::Result<Step
     }
     let is_committed = check_footer(&head, mark);
     if found.is_ok() && is_committed {
-        return Ok(Step::Record(Entry::of(&head, offset_bytes)));
+        let entry = Entry::of(&head, offset_bytes);
+        return Ok(Step::Record(entry, head.synced_bytes));
     }
     let miss = found.err().unwrap_or(Miss::Commit);
     let is_torn = match is_committed {
@@ -156,7 +157,7 @@ pub(crate) fn records(
     let mut entries = Vec::new();
     loop {
         match step(file, offset_bytes, len_bytes)? {
-            Step::Record(entry) => {
+            Step::Record(entry, _) => {
                 offset_bytes = entry.end_bytes();
                 entries.push(entry);
             }
@@ -186,7 +187,7 @@ pub(crate) fn readable_records(
     let (mut entries, mut at) = (Vec::new(), PAGE_BYTES);
     loop {
         match step(file, at, len_bytes) {
-            Ok(Step::Record(entry)) => {
+            Ok(Step::Record(entry, _)) => {
                 at = entry.end_bytes();
                 entries.push(entry);
             }
@@ -197,7 +198,7 @@ pub(crate) fn readable_records(
     }
 }
 
-/// Whether a committed record begins at a page behind `offset_bytes`: then what lies there is no tail.
+/// Whether a committed record begins at a page behind `offset_bytes`.
 ///
 /// # Errors
 /// What the device answers.
@@ -208,10 +209,35 @@ pub(crate) fn any_record_behind(
 ) -> io::Result<bool> {
     let mut at = offset_bytes + PAGE_BYTES;
     while at < len_bytes {
-        if let Step::Record(_) = step(file, at, len_bytes)? {
+        if let Step::Record(..) = step(file, at, len_bytes)? {
             return Ok(true);
         }
         at += PAGE_BYTES;
+    }
+    Ok(false)
+}
+
+/// Whether the bad place at `offset_bytes` is damage, and not the rest of a group that a crash cut off. The
+/// records of a group reach the disk in any order, so a whole one may lie behind a torn one. But the place
+/// was whole once if any record behind it was written when the segment had been synced beyond it.
+///
+/// # Errors
+/// What the device answers.
+pub(crate) fn is_damage(
+    file: &dyn MediumFile,
+    offset_bytes: u64,
+    len_bytes: u64,
+    bad: &Bad,
+) -> io::Result<bool> {
+    let mut at = offset_bytes + PAGE_BYTES;
+    while at < len_bytes {
+        match step(file, at, len_bytes)? {
+            Step::Record(_, synced_bytes) if synced_bytes > offset_bytes || !bad.is_torn => {
+                return Ok(true);
+            }
+            Step::Record(entry, _) => at = entry.end_bytes(),
+            Step::Bad(_) | Step::End => at += PAGE_BYTES,
+        }
     }
     Ok(false)
 }

@@ -16,7 +16,7 @@ use crate::record::{Head, PAGE_BYTES, RecordId, RecordKind, array_at, u32_at, u6
 use super::medium::{MediumFile, read_exact_at};
 
 /// Version of the segment format.
-pub const SEGMENT_VERSION: u32 = 1;
+pub const SEGMENT_VERSION: u32 = 2;
 const HEADER_MAGIC: [u8; 8] = *b"kvgsegmt";
 const INDEX_MAGIC: [u8; 8] = *b"kvgindex";
 const TRAILER_MAGIC: [u8; 8] = *b"kvgseald";

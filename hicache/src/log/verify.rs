@@ -57,7 +57,7 @@ pub struct VerifyReport {
     pub file_bytes: u64,
     /// Whether the log was closed.
     pub was_closed: bool,
-    /// Bytes behind the last committed record that a crash has left. Not a fault.
+    /// Bytes that a crash has left of what was not synced. Not a fault.
     pub tail_bytes: u64,
     /// What is wrong.
     pub findings: Vec<Finding>,
@@ -232,7 +232,7 @@ impl Look {
         loop {
             match scan::step(file, at, end_bytes)? {
                 Step::End => return Ok(found),
-                Step::Record(entry) => {
+                Step::Record(entry, _) => {
                     at = entry.end_bytes();
                     report.record_count += 1;
                     found.push(entry);
@@ -241,7 +241,7 @@ impl Look {
                     let is_tail = self.may_have_tail
                         && !has_index
                         && bad.is_torn
-                        && !scan::any_record_behind(file, at, end_bytes)?;
+                        && !scan::is_damage(file, at, end_bytes, &bad)?;
                     if is_tail {
                         report.tail_bytes += end_bytes - at;
                         return Ok(found);
@@ -283,7 +283,7 @@ impl Look {
         }
         let mut next = at + PAGE_BYTES;
         while next < end_bytes {
-            if let Step::Record(_) = scan::step(file, next, end_bytes)? {
+            if let Step::Record(..) = scan::step(file, next, end_bytes)? {
                 return Ok(next);
             }
             next += PAGE_BYTES;

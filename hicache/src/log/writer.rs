@@ -11,7 +11,7 @@ use super::reclaim::Candidate;
 use super::segment::{Entry, Sealed, SegmentId, header_page, index_block, index_bytes, read_index};
 use super::state::{Place, Segment};
 use super::{Durability, SegmentLog, scan};
-use crate::record::{PAGE_BYTES, RecordId, RecordKind};
+use crate::record::{PAGE_BYTES, RecordId, RecordKind, set_synced};
 
 /// The end of the log. There is one, and whoever has it is the only one who writes.
 pub(crate) struct Writer {
@@ -33,6 +33,8 @@ pub(crate) struct Active {
     pub(crate) segment: Arc<Segment>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) end_bytes: u64,
+    /// Up to where it has been synced. Each record says so when it is written.
+    pub(crate) synced_bytes: u64,
 }
 
 impl Writer {
@@ -54,9 +56,9 @@ impl SegmentLog {
     /// leaves nothing behind it in the segment, so that a scan reaches what comes after.
     pub(crate) fn write_group(&self, writer: &mut Writer, group: Vec<Pending>) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(group.len());
-        for pending in group {
+        for mut pending in group {
             let mut entry = pending.entry;
-            let outcome = self.write_record(writer, &pending.bytes, &mut entry);
+            let outcome = self.write_record(writer, &mut pending.bytes, &mut entry);
             outcomes.push((pending.ticket, entry, outcome));
         }
         if let Err(error) = self.sync_active(writer) {
@@ -78,7 +80,7 @@ impl SegmentLog {
     pub(crate) fn write_record(
         &self,
         writer: &mut Writer,
-        bytes: &[u8],
+        bytes: &mut [u8],
         entry: &mut Entry,
     ) -> Result<SegmentId, GroupError> {
         let least = PAGE_BYTES + bytes.len() as u64 + index_bytes(1);
@@ -137,7 +139,7 @@ impl SegmentLog {
     fn write_at_end(
         &self,
         writer: &mut Writer,
-        bytes: &[u8],
+        bytes: &mut [u8],
         entry: &mut Entry,
     ) -> io::Result<SegmentId> {
         let mut active = match writer.active.take() {
@@ -145,6 +147,7 @@ impl SegmentLog {
             None => self.begin_segment(writer)?,
         };
         let file = &*active.segment.file;
+        entry.header_crc32c = set_synced(&entry.id, active.synced_bytes, bytes);
         if let Err(error) = write_all_at(file, bytes, active.end_bytes) {
             // Take back what was written of it; a segment that cannot be cut gets nothing more.
             let is_cut = file.set_len(active.end_bytes).is_ok();
@@ -193,17 +196,22 @@ impl SegmentLog {
             segment,
             entries: Vec::new(),
             end_bytes: PAGE_BYTES,
+            synced_bytes: match self.config.durability {
+                Durability::None => 0,
+                Durability::Batch | Durability::Strict => PAGE_BYTES,
+            },
         })
     }
 
-    pub(crate) fn sync_active(&self, writer: &Writer) -> io::Result<()> {
-        let Some(active) = &writer.active else {
+    pub(crate) fn sync_active(&self, writer: &mut Writer) -> io::Result<()> {
+        let Some(active) = &mut writer.active else {
             return Ok(());
         };
         if self.config.durability == Durability::None {
             return Ok(());
         }
         active.segment.file.sync_data()?;
+        active.synced_bytes = active.end_bytes;
         self.state.lock().stats.sync_count += 1;
         if self.config.durability == Durability::Strict {
             self.medium.sync_names()?;
@@ -288,13 +296,17 @@ impl SegmentLog {
     /// Writes the survivors into the room that their segment has left. The sync of the group that
     /// made the room covers them.
     fn write_again(&self, writer: &mut Writer, survivors: Vec<Survivor>) {
-        for Survivor { mut entry, bytes } in survivors {
+        for Survivor {
+            mut entry,
+            mut bytes,
+        } in survivors
+        {
             self.seal_if_full(writer, entry.record_bytes);
             let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
             let is_room =
                 file_bytes + more_bytes(writer, entry.record_bytes) <= self.config.capacity_bytes;
             let written = is_room
-                .then(|| self.write_at_end(writer, &bytes, &mut entry))
+                .then(|| self.write_at_end(writer, &mut bytes, &mut entry))
                 .and_then(io::Result::ok);
             let mut state = self.state.lock();
             // Nobody has removed or stored it meanwhile: the copy counts.
@@ -412,7 +424,7 @@ fn more_bytes(writer: &Writer, record_bytes: u64) -> u64 {
 fn verified_bytes(segment: &Segment, entry: &Entry) -> io::Result<Option<Vec<u8>>> {
     let file = &*segment.file;
     match scan::step(file, entry.offset_bytes, segment.len_bytes())? {
-        scan::Step::Record(found) if found == *entry => {
+        scan::Step::Record(found, _) if found == *entry => {
             let mut bytes = vec![0; entry.record_bytes as usize];
             read_exact_at(file, &mut bytes, entry.offset_bytes)?;
             Ok(Some(bytes))

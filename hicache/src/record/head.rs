@@ -6,6 +6,8 @@ use kvgate_kvcache::schema::Component;
 
 use super::crc::{Crc32c, crc32c, first_nonzero};
 use super::shape::{header_bytes, record_bytes};
+#[cfg(not(kv_loom))]
+use super::write_footer;
 use super::{
     FORMAT_VERSION, HEAD_FIXED_BYTES, HEAD_PART_BYTES, PAGE_BYTES, PART_ALIGN_BYTES, Part,
     RECORD_LIMIT_BYTES, Record, RecordId, RecordKind, Wanted,
@@ -13,6 +15,11 @@ use super::{
 use crate::miss::Miss;
 
 const MAGIC: [u8; 8] = *b"kvgrecrd";
+// Where the header has what is needed to change it in place, in bytes.
+const HEADER_BYTES_AT: usize = 12;
+const RECORD_BYTES_AT: usize = 136;
+const SEQUENCE_AT: usize = 144;
+const SYNCED_AT: usize = 152;
 /// Most parts that are believed in: far above any model.
 const PART_LIMIT: u32 = 1 << 13;
 
@@ -38,6 +45,9 @@ pub struct Head {
     pub position: u64,
     /// Its number in its log.
     pub sequence: u64,
+    /// How much of its segment had been synced when it was written, in bytes from the start of the file: what a
+    /// crash has torn lies behind that. 0 outside of a log.
+    pub synced_bytes: u64,
     /// Whether it stands for the removal of the record of that name. It has no parts then.
     pub is_removal: bool,
     /// The component table.
@@ -61,6 +71,7 @@ pub(super) fn write_head(record: &Record<'_>, sequence: u64, crcs: &[u32], out: 
         parent: record.parent,
         position: record.position,
         sequence,
+        synced_bytes: 0,
         is_removal: false,
         parts: std::iter::zip(parts, crcs)
             .map(|(&part, &crc32c)| HeadPart { part, crc32c })
@@ -84,6 +95,7 @@ impl Head {
             parent: BlockKey([0; 32]),
             position: 0,
             sequence,
+            synced_bytes: 0,
             is_removal: true,
             parts: Vec::new(),
             header_bytes,
@@ -99,7 +111,7 @@ impl Head {
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
         put(8, &FORMAT_VERSION.to_le_bytes());
-        put(12, &(self.header_bytes as u32).to_le_bytes());
+        put(HEADER_BYTES_AT, &(self.header_bytes as u32).to_le_bytes());
         put(16, &[self.id.kind as u8, u8::from(self.is_removal)]);
         put(20, &(self.parts.len() as u32).to_le_bytes());
         put(24, &self.position.to_le_bytes());
@@ -107,8 +119,9 @@ impl Head {
         put(64, &self.id.key.0);
         put(96, &self.parent.0);
         put(128, &self.payload_bytes.to_le_bytes());
-        put(136, &self.record_bytes.to_le_bytes());
-        put(144, &self.sequence.to_le_bytes());
+        put(RECORD_BYTES_AT, &self.record_bytes.to_le_bytes());
+        put(SEQUENCE_AT, &self.sequence.to_le_bytes());
+        put(SYNCED_AT, &self.synced_bytes.to_le_bytes());
         for (index, HeadPart { part, crc32c }) in self.parts.iter().enumerate() {
             let at = (HEAD_FIXED_BYTES + HEAD_PART_BYTES * index as u64) as usize;
             let code = part.format | u8::from(part.is_half) << 7;
@@ -120,10 +133,7 @@ impl Head {
             put(at + 16, &part.offset_bytes.to_le_bytes());
             put(at + 24, &part.length_bytes().to_le_bytes());
         }
-        let end = out.len() - 4;
-        let crc = crc32c(&out[..end]);
-        out[end..].copy_from_slice(&crc.to_le_bytes());
-        crc
+        write_checksum(out)
     }
 
     /// Bytes of the header that begins with `page`, the first bytes of a record.
@@ -142,7 +152,7 @@ impl Head {
             FORMAT_VERSION => {}
             found => return Err(Miss::Version { found }),
         }
-        let (length, part_count) = (u64::from(u32_at(page, 12)), u32_at(page, 20));
+        let (length, part_count) = (u64::from(u32_at(page, HEADER_BYTES_AT)), u32_at(page, 20));
         if part_count > PART_LIMIT {
             return refuse("too many parts");
         }
@@ -189,12 +199,13 @@ impl Head {
             },
             parent: BlockKey(array_at(bytes, 96)),
             position: u64_at(bytes, 24),
-            sequence: u64_at(bytes, 144),
+            sequence: u64_at(bytes, SEQUENCE_AT),
+            synced_bytes: u64_at(bytes, SYNCED_AT),
             is_removal,
             parts,
             header_bytes: bytes.len() as u64,
             payload_bytes: u64_at(bytes, 128),
-            record_bytes: u64_at(bytes, 136),
+            record_bytes: u64_at(bytes, RECORD_BYTES_AT),
             header_crc32c,
         };
         let fits = head.payload_bytes == end_bytes.next_multiple_of(PART_ALIGN_BYTES)
@@ -243,6 +254,26 @@ impl Head {
         }
         Ok(())
     }
+}
+
+/// Says in a whole record how much of its segment has been synced, in its header and so in its commit mark.
+/// Answers the header's checksum.
+#[cfg(not(kv_loom))]
+pub(crate) fn set_synced(id: &RecordId, synced_bytes: u64, record: &mut [u8]) -> u32 {
+    let (sequence, record_bytes) = (u64_at(record, SEQUENCE_AT), u64_at(record, RECORD_BYTES_AT));
+    let (header, behind) = record.split_at_mut(u32_at(record, HEADER_BYTES_AT) as usize);
+    header[SYNCED_AT..SYNCED_AT + 8].copy_from_slice(&synced_bytes.to_le_bytes());
+    let header_crc32c = write_checksum(header);
+    write_footer(id, sequence, record_bytes, header_crc32c, behind);
+    header_crc32c
+}
+
+/// Writes the checksum of a header over its end, and answers it.
+fn write_checksum(header: &mut [u8]) -> u32 {
+    let end = header.len() - 4;
+    let crc = crc32c(&header[..end]);
+    header[end..].copy_from_slice(&crc.to_le_bytes());
+    crc
 }
 
 /// The table entry at `at`; `None` unless it lies right behind `end_bytes`.

@@ -1,8 +1,8 @@
 //! Records: one block of compressed rows, or one boundary to go on from, as bytes.
 //!
 //! ```text
-//! header   magic, version, identity, component table with a CRC-32C per part, zeros, CRC-32C of the
-//!          header; a multiple of 4,096 bytes
+//! header   magic, version, identity, how far its segment had been synced, component table with a
+//!          CRC-32C per part, zeros, CRC-32C of the header; a multiple of 4,096 bytes
 //! payload  the parts, each at a multiple of 64 bytes, zeros between them
 //! zeros    up to the commit mark
 //! footer   the commit mark, the last 64 bytes of the record: its header's checksum, its sequence
@@ -29,7 +29,7 @@ pub(crate) use footer::{check_footer, write_footer};
 pub use head::{Head, HeadPart};
 // The log reads its own files with them; a model has no files.
 #[cfg(not(kv_loom))]
-pub(crate) use head::{PayloadCheck, array_at, u32_at, u64_at};
+pub(crate) use head::{PayloadCheck, array_at, set_synced, u32_at, u64_at};
 pub use intake::{Intake, Verified, Wanted};
 pub use shape::{PART_ALIGN_BYTES, Part, RecordShape, format_code};
 
@@ -40,9 +40,9 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Bytes of the commit mark.
 pub const FOOTER_BYTES: u64 = 64;
 /// Version of the record format.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes of a header before its component table.
-pub(crate) const HEAD_FIXED_BYTES: u64 = 152;
+pub(crate) const HEAD_FIXED_BYTES: u64 = 160;
 /// Bytes of one entry of the component table.
 pub(crate) const HEAD_PART_BYTES: u64 = 32;
 /// Longest record that is believed in.

@@ -121,6 +121,19 @@ impl Sample {
         payload
     }
 
+    /// That record, with this payload.
+    pub fn record<'a>(&'a self, kind: RecordKind, k: u32, payload: &'a [u8]) -> Record<'a> {
+        let wanted = self.wanted(kind, k);
+        Record {
+            namespace: wanted.namespace,
+            id: wanted.id,
+            parent: wanted.parent,
+            position: wanted.position,
+            shape: wanted.shape,
+            payload,
+        }
+    }
+
     /// Runs `work` with that record.
     pub fn with_record<T>(
         &self,
@@ -128,15 +141,7 @@ impl Sample {
         k: u32,
         work: impl FnOnce(&Record<'_>) -> T,
     ) -> T {
-        let wanted = self.wanted(kind, k);
-        work(&Record {
-            namespace: wanted.namespace,
-            id: wanted.id,
-            parent: wanted.parent,
-            position: wanted.position,
-            shape: wanted.shape,
-            payload: &self.payload(kind, k),
-        })
+        work(&self.record(kind, k, &self.payload(kind, k)))
     }
 
     /// Reads that record with `read` and compares what a hit gave.
