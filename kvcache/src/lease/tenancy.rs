@@ -131,30 +131,35 @@ impl Tenancy {
         self.ownership.lock().has_ended
     }
 
-    /// Gives the ownership of a slot away that is written whole; `ledger` is that of the new owner.
-    /// `false`, with nothing changed, when the tenancy has ended or does not own it.
-    pub(crate) fn hand_over(&self, space: Space, id: PageId, ledger: &Arc<FlightLedger>) -> bool {
+    /// Gives the ownership of slots away that are written whole, of all or of none; `ledger` is that of the
+    /// new owner. `false`, with nothing given away, when the tenancy has ended or does not own one of them.
+    pub(crate) fn hand_over(&self, slots: &[(Space, PageId)], ledger: &Arc<FlightLedger>) -> bool {
         let mut ownership = self.ownership.lock();
         if ownership.has_ended {
             return false;
         }
-        let is_ours = self.own_slots().any(|slot| slot == (space, id));
-        let is_gone =
-            |((of, gone), _): &((Space, PageId), Outstanding)| (*of, *gone) == (space, id);
-        if !is_ours || ownership.handed_over.iter().any(is_gone) {
+        let is_gone = |slot: &_| ownership.handed_over.iter().any(|(gone, _)| gone == slot);
+        let is_ours = |slot: &_| self.own_slots().any(|own| own == *slot) && !is_gone(slot);
+        if !slots.iter().all(is_ours) {
             return false;
         }
-        let slot = self.slot(space, id);
-        // Writers elsewhere are over: everything has landed. A slot that this process wrote has none.
-        let _no_writers = slot.all_writers_quiet(id.generation);
-        let sealed = slot.seal(id.generation);
-        let Ok(guard) = FlightLedger::begin(ledger) else {
+        let accesses = slots.iter().map(|_| FlightLedger::begin(ledger));
+        let Ok(accesses) = accesses.collect::<Result<Vec<_>, _>>() else {
             return false;
         };
-        if sealed.is_ok() {
-            ownership.handed_over.push(((space, id), guard));
+        let seal = |&(space, id): &(Space, PageId)| {
+            let slot = self.slot(space, id);
+            // Writers elsewhere are over: everything has landed. A slot that this process wrote has none.
+            let _no_writers = slot.all_writers_quiet(id.generation);
+            slot.seal(id.generation).is_ok()
+        };
+        // A slot that is sealed before one that is not stays ours, and ends with the rest.
+        if !slots.iter().all(seal) {
+            return false;
         }
-        sealed.is_ok()
+        let given = slots.iter().copied().zip(accesses);
+        ownership.handed_over.extend(given);
+        true
     }
 
     pub(crate) fn slot(&self, space: Space, id: PageId) -> &Slot {

@@ -90,6 +90,7 @@ impl ComponentSet {
 /// are evicted, when their flight fails, and when it is dropped itself.
 pub struct PrefixTree {
     pools: PoolSet,
+    namespace: Namespace,
     inner: Mutex<Inner>,
 }
 
@@ -126,9 +127,14 @@ impl PrefixTree {
         }
     }
 
+    /// Whether its pages are pages of these pools.
+    pub fn is_over(&self, pools: &PoolSet) -> bool {
+        Arc::ptr_eq(&self.pools.inner, &pools.inner)
+    }
+
     /// Which prefixes it can hold.
     pub fn namespace(&self) -> NamespaceDigest {
-        self.inner.lock().namespace.digest()
+        self.namespace.digest()
     }
 
     fn over(pools: &PoolSet, namespace: Namespace, policy: Box<dyn EvictionPolicy>) -> PrefixTree {
@@ -139,13 +145,14 @@ impl PrefixTree {
         };
         let inner = Inner {
             nodes: HashMap::new(),
-            namespace,
+            root: namespace.root(),
             page_components: Component::ALL.into_iter().filter(has_pages).collect(),
             clock: 0,
             policy,
         };
         PrefixTree {
             pools: pools.clone(),
+            namespace,
             inner: Mutex::new(inner),
         }
     }
@@ -177,9 +184,9 @@ impl PrefixTree {
                 format!("at most the {landing_pages} whole pages that the flight brings");
             return Err(invalid("prompt pages", page_count as u32, expected));
         }
+        let chain = self.keys(prompt);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let chain = KeyChain::of(&inner.namespace, prompt);
         Ok(inner.enter(chain.keys(), flight, components).0)
     }
 
@@ -200,9 +207,9 @@ impl PrefixTree {
             let expected = format!("the {landing_tokens} tokens that a flight of a prefix brings");
             return Err(invalid("tokens", tokens.len() as u32, expected));
         }
+        let chain = self.keys(tokens);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let chain = KeyChain::of(&inner.namespace, tokens);
         let end = inner.nodes.get(&chain.parent());
         if end.is_some_and(|node| node.tail.is_some()) {
             return Ok(false);
@@ -212,9 +219,10 @@ impl PrefixTree {
 
     /// The longest prefix of `tokens` that the tree has in every page component, in whole pages.
     pub fn lookup(&self, tokens: &[u32]) -> Hit {
+        let chain = self.keys(tokens);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let path = inner.path(tokens);
+        let path = inner.path(chain.keys());
         let mut runs = Vec::new();
         for block in &path {
             match self.run_of(&mut inner, block) {
@@ -256,9 +264,10 @@ impl PrefixTree {
     fn resumable_within(&self, tokens: &[u32], limit: usize) -> Hit {
         // Runs are given up after the lock.
         let mut spare: Vec<Run> = Vec::new();
+        let chain = self.keys(tokens);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let path = inner.path(tokens);
+        let path = inner.path(chain.keys());
         let mut length = inner.resumable(&path, limit);
         while length > 0 {
             let last = &path[length - 1];
@@ -288,9 +297,10 @@ impl PrefixTree {
     /// can go on from. A look: it leases nothing, and keeps nothing from being evicted.
     pub fn probe(&self, tokens: &[u32]) -> (u32, u32) {
         let limit = tokens.len().saturating_sub(1) / PAGE_TOKENS as usize;
+        let chain = self.keys(tokens);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let path = inner.path(tokens);
+        let path = inner.path(chain.keys());
         let is_ready = |block: &&BlockKey| inner.nodes[*block].state.is_ready();
         let ready = path.iter().take_while(is_ready).count();
         let has_end = |block: &BlockKey| {
@@ -373,6 +383,11 @@ impl PrefixTree {
         (ready as u32, (inner.nodes.len() - ready) as u32)
     }
 
+    /// The keys of the full blocks of `tokens`. Made without the lock: they are most of the work of a lookup.
+    fn keys(&self, tokens: &[u32]) -> KeyChain {
+        KeyChain::of(&self.namespace, tokens)
+    }
+
     /// A lease of one node's page; `None` when its flight is over.
     fn run_of(&self, inner: &mut Inner, block: &BlockKey) -> Option<Run> {
         inner.clock += 1;
@@ -425,12 +440,13 @@ impl PrefixTree {
         let Some(node) = inner.nodes.get_mut(&block) else {
             return true;
         };
-        let ledger = FlightLedger::new(self.pools.inner.next_number());
-        if core.tenancy.hand_over(Space::Page, node.page, &ledger) {
-            node.state = NodeState::Ready(ledger);
-            return true;
+        match self.own(&[(Space::Page, node.page)], &core.tenancy) {
+            Some(state) => {
+                node.state = state;
+                true
+            }
+            None => false,
         }
-        false
     }
 
     /// Takes over the checkpoints that have landed and removes those that have failed.
@@ -444,7 +460,7 @@ impl PrefixTree {
                 continue;
             };
             let is_kept = match progress_of(&self.pools, &core) {
-                Progress::Landed => match self.own_windows(&tail.windows, &core.tenancy) {
+                Progress::Landed => match self.own(&tail.slots(), &core.tenancy) {
                     Some(state) => {
                         tail.state = state;
                         true
@@ -460,31 +476,27 @@ impl PrefixTree {
         }
     }
 
-    /// Makes the window slots of a complete checkpoint the tree's own; `None` when their owner has ended
-    /// before. It hands all of them over or has ended, so there is nothing between.
-    fn own_windows(&self, windows: &[PageId], owner: &Tenancy) -> Option<NodeState> {
+    /// Makes slots that are written whole the tree's own, all of them or none; `None` when their owner has
+    /// ended before.
+    fn own(&self, slots: &[(Space, PageId)], owner: &Tenancy) -> Option<NodeState> {
         let ledger = FlightLedger::new(self.pools.inner.next_number());
-        let hand_over = |id: &PageId| owner.hand_over(Space::Window, *id, &ledger);
-        windows
-            .iter()
-            .all(hand_over)
-            .then(|| NodeState::Ready(ledger.clone()))
+        let is_ours = owner.hand_over(slots, &ledger);
+        is_ours.then_some(NodeState::Ready(ledger))
     }
 
     /// Removes a node and everything behind it.
     fn remove(&self, inner: &mut Inner, block: BlockKey) {
-        let children: Vec<BlockKey> = inner
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.parent == block)
-            .map(|(child, _)| *child)
-            .collect();
-        for child in children {
-            self.remove(inner, child);
-        }
         let Some(node) = inner.nodes.remove(&block) else {
             return;
         };
+        if node.child_count > 0 {
+            let is_child = |(_, other): &(&BlockKey, &Node)| other.parent == block;
+            let children = inner.nodes.iter().filter(is_child);
+            let children: Vec<BlockKey> = children.map(|(child, _)| *child).collect();
+            for child in children {
+                self.remove(inner, child);
+            }
+        }
         inner.policy.removed(block);
         if let Some(parent) = inner.nodes.get_mut(&node.parent) {
             parent.child_count -= 1;
@@ -500,8 +512,7 @@ impl PrefixTree {
     }
 
     fn give_tail_back(&self, tail: Tail) {
-        let slots = tail.windows.iter().map(|id| (Space::Window, *id));
-        self.give_slots_back(slots.collect(), tail.state);
+        self.give_slots_back(tail.slots(), tail.state);
     }
 
     /// Slots of a flight are the flight's to give back.

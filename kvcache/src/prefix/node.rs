@@ -5,17 +5,18 @@ use std::collections::HashMap;
 use kvgate_transfer::FlightLedger;
 use kvgate_transfer::sync::Arc;
 
-use crate::identity::{BlockKey, KeyChain, Namespace};
+use crate::identity::BlockKey;
 use crate::ids::PageId;
 use crate::lease::inflight::{FlightCore, InFlight};
 use crate::prefix::ComponentSet;
 use crate::prefix::policy::EvictionPolicy;
-use crate::schema::{Component, PAGE_TOKENS};
+use crate::schema::{Component, PAGE_TOKENS, Space};
 
 /// What the mutex of the tree guards.
 pub(super) struct Inner {
     pub(super) nodes: HashMap<BlockKey, Node>,
-    pub(super) namespace: Namespace,
+    /// The parent of first blocks.
+    pub(super) root: BlockKey,
     pub(super) page_components: Vec<Component>,
     pub(super) clock: u64,
     pub(super) policy: Box<dyn EvictionPolicy>,
@@ -37,6 +38,12 @@ pub(super) struct Node {
 pub(super) struct Tail {
     pub(super) windows: Vec<PageId>,
     pub(super) state: NodeState,
+}
+
+impl Tail {
+    pub(super) fn slots(&self) -> Vec<(Space, PageId)> {
+        self.windows.iter().map(|id| (Space::Window, *id)).collect()
+    }
 }
 
 /// Who owns a slot of the tree.
@@ -98,7 +105,7 @@ impl Inner {
     ) -> (u32, bool) {
         let (core, table) = (flight.core(), flight.block_table());
         let shared = (core.tenancy.shared_tokens() / PAGE_TOKENS) as usize;
-        let mut parent = self.namespace.root();
+        let mut parent = self.root;
         let mut new_count = 0;
         for (index, (&block, page)) in blocks.iter().zip(table.pages()).enumerate() {
             if !self.nodes.contains_key(&block) {
@@ -135,9 +142,7 @@ impl Inner {
 
     /// The nodes from the start that hold every page component: the minimum over the components of
     /// how far each one reaches (I-22).
-    pub(super) fn path(&self, tokens: &[u32]) -> Vec<BlockKey> {
-        let chain = KeyChain::of(&self.namespace, tokens);
-        let blocks = chain.keys();
+    pub(super) fn path(&self, blocks: &[BlockKey]) -> Vec<BlockKey> {
         let known = |block: &BlockKey| self.nodes.get(block).map(|node| node.components);
         let reach = |component: &Component| {
             let holds = |set: ComponentSet| set.contains(*component);

@@ -1,16 +1,14 @@
 //! Prefixes that this process has computed.
 
 use crate::error::{Error, ErrorKind};
-use crate::identity::{BlockKey, KeyChain};
+use crate::identity::BlockKey;
 use crate::ids::LayerId;
 use crate::lease::write::{WriteLease, WrittenLayer};
 use crate::prefix::checkpoint::Checkpoint;
-use crate::prefix::node::{Inner, Node, NodeState, Tail};
+use crate::prefix::node::{Inner, Node, Tail};
 use crate::prefix::resume::invalid;
 use crate::prefix::{ComponentSet, PrefixTree};
 use crate::schema::{PAGE_TOKENS, Space};
-
-use kvgate_transfer::FlightLedger;
 
 impl PrefixTree {
     /// Enters the full pages of `tokens` that a request has computed, and the checkpoint of their end if
@@ -58,10 +56,10 @@ impl PrefixTree {
                 expected,
             ));
         }
+        let chain = self.keys(tokens);
+        let blocks = chain.keys();
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let chain = KeyChain::of(&inner.namespace, tokens);
-        let blocks = chain.keys();
         let new_count = self.publish_pages(&mut inner, blocks, lease);
         if let (Some(checkpoint), Some(last)) = (&checkpoint, blocks.last()) {
             self.publish_tail(&mut inner, last, checkpoint);
@@ -74,16 +72,14 @@ impl PrefixTree {
     }
 
     fn publish_pages(&self, inner: &mut Inner, blocks: &[BlockKey], lease: &WriteLease) -> u32 {
-        let mut parent = inner.namespace.root();
+        let mut parent = inner.root;
         let mut new_count = 0;
         for (&block, &page) in blocks.iter().zip(lease.block_table().pages()) {
             if !inner.nodes.contains_key(&block) {
-                let ledger = FlightLedger::new(self.pools.inner.next_number());
                 // A shared page that the tree has given up meanwhile is not the request's to enter again.
-                if !lease.tenancy().hand_over(Space::Page, page, &ledger) {
+                let Some(state) = self.own(&[(Space::Page, page)], lease.tenancy()) else {
                     break;
-                }
-                let state = NodeState::Ready(ledger);
+                };
                 inner.insert_node(block, parent, page, ComponentSet::ALL, state);
                 new_count += 1;
             }
@@ -99,7 +95,8 @@ impl PrefixTree {
         }
         let owner = checkpoint.tenancy();
         let windows = owner.table.windows().to_vec();
-        if let Some(state) = self.own_windows(&windows, owner) {
+        let slots: Vec<_> = owner.own_slots().collect();
+        if let Some(state) = self.own(&slots, owner) {
             inner.insert_tail(block, Tail { windows, state });
         }
     }
