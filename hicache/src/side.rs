@@ -15,13 +15,22 @@ impl Side {
     /// `tree` is over `pools`, which are registered with `agent`.
     ///
     /// # Errors
-    /// Those of [`PoolSet::pool_ids_of`] when they are not.
+    /// Those of [`PoolSet::pool_ids_of`] when they are not; `InvalidRequest` for a tree over other pools,
+    /// whose page numbers would be those of other bytes.
     pub fn new(
         agent: &Agent,
         pools: &PoolSet,
         tree: PrefixTree,
     ) -> Result<Side, kvgate_kvcache::Error> {
         pools.pool_ids_of(agent)?;
+        if !tree.is_over(pools) {
+            let kind = kvgate_kvcache::ErrorKind::InvalidRequest {
+                field: "tree",
+                value: 0,
+                expected: "a tree over the pools of the side".to_owned(),
+            };
+            return Err(kind.into());
+        }
         Ok(Side {
             agent: agent.clone(),
             pools: pools.clone(),
@@ -44,21 +53,21 @@ impl Side {
         &self.tree
     }
 
-    /// Gives ready pages and checkpoints up until so many page and window slots are free, or nothing
-    /// more can go. Answers whether they are free.
+    /// Gives ready pages and checkpoints up until so many page and window slots are free. Answers whether
+    /// they are.
+    ///
+    /// No more is given up than is missing: a slot that a reading step or a flight still uses comes free
+    /// later, and nothing else goes in its place, or one slow reader would cost the whole tree.
     pub fn make_room(&self, pages: u32, windows: u32) -> bool {
+        self.tree
+            .evict(pages.saturating_sub(self.pools.stats().pages.free));
         loop {
             let stats = self.pools.stats();
-            let missing_pages = pages.saturating_sub(stats.pages.free);
-            let missing_windows = windows.saturating_sub(stats.windows.free);
-            if missing_pages == 0 && missing_windows == 0 {
-                return true;
+            if stats.pages.free < pages || stats.windows.free >= windows {
+                return stats.pages.free >= pages;
             }
-            let mut evicted = self.tree.evict(missing_pages);
-            if missing_windows > 0 && self.pools.stats().windows.free < windows {
-                evicted += self.tree.evict_checkpoints(1);
-            }
-            if evicted == 0 {
+            let is_given_up = self.tree.evict_checkpoints(1) > 0;
+            if !is_given_up || self.pools.stats().windows.free <= stats.windows.free {
                 return false;
             }
         }

@@ -6,6 +6,8 @@ mod common;
 
 use common::*;
 use kvgate_hicache::cache::{Backup, Origin};
+use kvgate_kvcache::Hit;
+use kvgate_transfer::StepClock;
 
 #[test]
 fn what_was_backed_up_and_evicted_comes_back_whole() {
@@ -104,5 +106,35 @@ fn many_loads_of_one_prefix_are_one() {
         assert!(served > 0);
     }
     assert_eq!(world.cache.counts().loads.landed, ROUNDS);
+    world.check_conserved();
+}
+
+/// Slots that a reading step still uses come free later: one page goes for the one that is missing, and the
+/// rest of the tree stays.
+#[test]
+fn room_that_comes_later_does_not_cost_the_whole_tree() {
+    let world = World::local(&ROOMY);
+    let (tree, clock) = (world.cache.device().tree(), StepClock::new());
+    let step = clock.begin_step();
+    for number in 1..=4 {
+        world.compute(number, 256);
+        let Hit::Ready { lease, .. } = tree.resumable(&tokens(number, 257)) else {
+            panic!("published");
+        };
+        lease.fence(&clock).unwrap();
+    }
+    let device = world.cache.device();
+    assert!(!device.make_room(5, 0), "a step reads the page");
+    assert_eq!(tree.page_counts(), (3, 0));
+    assert!(!device.make_room(0, 7), "it reads the checkpoints too");
+    assert_eq!(tree.checkpoint_counts(), (2, 0));
+    clock.finish(step);
+    assert!(device.make_room(5, 6));
+    assert_eq!(
+        (tree.page_counts(), tree.checkpoint_counts()),
+        ((3, 0), (2, 0))
+    );
+    assert!(device.make_room(8, 8));
+    assert!(!device.make_room(9, 0), "more than there is");
     world.check_conserved();
 }

@@ -45,3 +45,20 @@ fn a_host_tier_of_another_tenant_is_refused() {
         }
     }
 }
+
+/// Page numbers of one set of pools are other bytes in another one.
+#[test]
+fn a_tree_over_other_pools_is_refused() {
+    let schema = common::schema();
+    let (one, two) = (side(&schema, b""), side(&schema, b""));
+    let refused = Side::new(one.agent(), one.pools(), PrefixTree::new(two.pools()));
+    let error = refused.unwrap_err();
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::InvalidRequest { field: "tree", .. }
+        ),
+        "{error}"
+    );
+    assert!(Side::new(one.agent(), one.pools(), PrefixTree::new(one.pools())).is_ok());
+}

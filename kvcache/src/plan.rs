@@ -397,7 +397,7 @@ impl TransferPlan {
         let (layer, source) = (from.layer, from.table);
         self.check_fits(source)?;
         self.check_fits(target.table)?;
-        let local_pools = pools.pool_ids().ok_or(ErrorKind::NotRegistered)?;
+        let local_pools = from.keepalive.pool_ids_in(pools)?;
         if target.pools.len() != local_pools.len() {
             let expected = format!("{} pools", local_pools.len());
             return Err(invalid("target.pools", target.pools.len() as u64, expected));

@@ -329,6 +329,35 @@ fn rows_of_the_draft_block_arrive_too() {
     assert!(seen > 100, "{seen} rows of the draft block");
 }
 
+/// The numbers of a witness are pages of its own pools.
+#[test]
+fn a_layer_is_sent_from_the_pools_of_its_witness() {
+    let pair = pair(4, 4, 4);
+    let flight = pair.flight(256, 256, 1);
+    let mut lease = pair.source.reserve(256, Room(1)).unwrap();
+    let written = lease.commit_layer(LayerId(0), 0..256).unwrap();
+    let peer = pair.sender.peer(pair.to_receiver).unwrap();
+    let pools: Vec<_> = peer.pools.iter().map(|pool| pool.pool).collect();
+    let target = PostTarget {
+        incarnation: peer.incarnation,
+        pools: &pools,
+        table: flight.block_table(),
+        epoch: Epoch(1),
+        room: Room(1),
+        verify: VerifyMode::Off,
+    };
+    let post = |from: &PoolSet| pair.plan(256).post(from, 0, &written, &target);
+    assert!(post(&pair.source).is_ok());
+    let refused = post(&pair.target).unwrap_err();
+    assert!(
+        matches!(
+            refused.kind(),
+            ErrorKind::InvalidRequest { field: "pools", .. }
+        ),
+        "{refused}"
+    );
+}
+
 /// Sends one layer with its records and answers them.
 fn records_of(pair: &Pair, flight: &InFlight) -> Vec<Provenance> {
     let mut source = pair.source.reserve(256, Room(1)).unwrap();

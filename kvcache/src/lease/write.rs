@@ -5,17 +5,17 @@ use std::fmt;
 use std::ops::Range;
 
 use kvgate_transfer::sync::Arc;
-use kvgate_transfer::{Deadline, Epoch, FlightLedger};
+use kvgate_transfer::{Deadline, Epoch, FlightLedger, PoolId};
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind};
 use crate::ids::{LayerId, Room};
 use crate::lease::tenancy::{Pin, Tenancy};
 use crate::lease::view::LayerMut;
-use crate::pool::PoolInner;
 use crate::pool::drain::DrainingFlight;
+use crate::pool::{PoolInner, PoolSet};
 use crate::prefix::PrefixLease;
-use crate::prefix::resume::Resumption;
+use crate::prefix::resume::{Resumption, invalid};
 
 /// Reserved slots of all components and the only right to write them.
 ///
@@ -301,6 +301,22 @@ impl SourceLease {
             Keeper::Request(pin) => &pin.tenancy.table,
             Keeper::Prefix(lease) => lease.block_table(),
         }
+    }
+
+    /// The transfer names of the pools whose slots it keeps, which must be `pools`.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for other pools: a number there is another page. `NotRegistered`.
+    pub(crate) fn pool_ids_in(&self, pools: &PoolSet) -> Result<Vec<PoolId>, Error> {
+        let is_of = match &self.keeper {
+            Keeper::Request(pin) => Arc::ptr_eq(&pin.tenancy.pools, &pools.inner),
+            Keeper::Prefix(lease) => lease.is_of(pools),
+        };
+        if !is_of {
+            let expected = "the pools that the witness is of".to_owned();
+            return Err(invalid("pools", 0_u32, expected));
+        }
+        Ok(pools.pool_ids().ok_or(ErrorKind::NotRegistered)?)
     }
 
     /// Whether it keeps the slots of that request.
