@@ -348,6 +348,9 @@ impl<'a> Server<'a> {
             (Some(position), _) => format!("logits of token {} of the answer", position + 1),
             (None, Some((row, _))) => format!("rows of {} in layer {}", row.component, row.layer),
             (None, None) if rows.len() != left.rows.len() => "the number of rows".to_owned(),
+            (None, None) if expected.len() != left.logits.len() => {
+                "the number of tokens of the answer".to_owned()
+            }
             (None, None) => return Ok(()),
         };
         self.report.differing_turns += 1;
