@@ -200,6 +200,16 @@ impl Folder {
         })?;
         Ok(Folder { path })
     }
+
+    /// The file of a bare loop, which is not there yet.
+    fn bare_file(&self) -> Result<File, Failure> {
+        File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(self.path.join("bare"))
+            .map_err(|error| failed("bare file", &error))
+    }
 }
 
 impl Drop for Folder {
@@ -247,13 +257,7 @@ pub(super) fn file_put(args: &Args) -> Result<Row, Failure> {
         Ok(())
     };
     put(count, &mut Vec::new())?;
-    let path = folder.path.join("bare");
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .map_err(|error| failed("bare file", &error))?;
+    let file = folder.bare_file()?;
     let record = blocks.record(0).to_bytes(0);
     let mut at = 0;
     let mut bare = |count: u64, _: &mut Vec<Duration>| -> Result<(), Failure> {
@@ -288,8 +292,14 @@ pub(super) fn file_put(args: &Args) -> Result<Row, Failure> {
     };
     let mut row = row(args, "file", "put", name, &figures);
     (row.writers, row.durable) = (args.writers, args.durable);
-    let held = (0..blocks.count().min(next)).filter(|k| log.contains(&[blocks.id(*k)])[0]);
-    row.bad_blocks = count_bad(&log, &blocks, held);
+    // The oldest ones have made room for the youngest.
+    let held: Vec<_> = (0..blocks.count().min(next))
+        .filter(|k| log.contains(&[blocks.id(*k)])[0])
+        .collect();
+    if held.is_empty() {
+        return Err(failed("put", &"the log holds nothing of what was stored"));
+    }
+    row.bad_blocks = count_bad(&log, &blocks, held.into_iter());
     Ok(row)
 }
 
@@ -335,13 +345,7 @@ pub(super) fn file_get(args: &Args) -> Result<Row, Failure> {
     fill(&log, &blocks)?;
     let bytes = blocks.shape.payload_bytes();
     let record_bytes = blocks.shape.record_bytes();
-    let path = folder.path.join("bare");
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .map_err(|error| failed("bare file", &error))?;
+    let file = folder.bare_file()?;
     let record = blocks.record(0).to_bytes(0);
     for k in 0..blocks.count() {
         file.write_all_at(&record, k * record_bytes)

@@ -43,6 +43,25 @@ pub enum Kind {
     Note,
 }
 
+impl Kind {
+    fn id(self) -> &'static str {
+        match self {
+            Kind::Gate(Waiter::Spin) => "spin",
+            Kind::Gate(Waiter::Park) => "park",
+            Kind::Note => "note",
+        }
+    }
+
+    /// How the peer waits for what the engine brings.
+    pub(super) fn watch(self) -> Watch {
+        match self {
+            Kind::Gate(Waiter::Spin) => Watch::GateSpinning,
+            Kind::Gate(Waiter::Park) => Watch::GateParked,
+            Kind::Note => Watch::Note,
+        }
+    }
+}
+
 /// One latency run.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -101,7 +120,7 @@ pub struct Times {
 }
 
 /// Blocks of one kind.
-pub const BLOCKS: u32 = 4;
+const BLOCKS: u32 = 4;
 /// Slots of the pool: the pages of a block are different ones.
 pub const SLOTS: u32 = 1024;
 
@@ -110,14 +129,7 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
     if run.route.far.is_some() {
         return round_trip::measure(run);
     }
-    let per_block = (run.count / BLOCKS).clamp(1, SLOTS);
-    let pool = PoolShape {
-        offset_bytes: 0,
-        slot_bytes: run.page_bytes,
-        slot_count: SLOTS,
-    };
-    let pair = Pair::start(&run.route, Layout { pools: vec![pool] })?;
-    let backend = pair.backend().id();
+    let pair = start(run)?;
     let bell = remote_event(&pair)?;
     let mut bench = Bench {
         pair,
@@ -126,38 +138,56 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
         seed: 0,
         bad_pages: 0,
     };
-    // The first block warms everything up.
-    bench.engine_block(per_block)?;
-    let (mut engine, mut bare) = (Vec::new(), Vec::new());
+    let took = alternate(run, &mut bench)?;
+    let bare_name = match run.kind {
+        Kind::Gate(Waiter::Spin) => "store to a shared word",
+        Kind::Gate(Waiter::Park) => "futex wake",
+        Kind::Note => "eventfd and epoll",
+    };
+    let backend = bench.pair.backend().id();
+    Ok(Latency::of(
+        run,
+        backend,
+        took,
+        (bare_name, bench.bad_pages),
+    ))
+}
+
+/// Two processes with one pool of pages of this run.
+pub(super) fn start(run: &Run) -> Result<Pair, Failure> {
+    let pool = PoolShape {
+        offset_bytes: 0,
+        slot_bytes: run.page_bytes,
+        slot_count: SLOTS,
+    };
+    Pair::start(&run.route, Layout { pools: vec![pool] })
+}
+
+/// What is measured in turns: so many events of one kind, each in microseconds.
+pub(super) trait Blocks {
+    fn engine_block(&mut self, count: u32) -> Result<Vec<f64>, Failure>;
+    fn bare_block(&mut self, count: u32) -> Result<Vec<f64>, Failure>;
+}
+
+/// Times of the engine and of the bare loop.
+#[derive(Default)]
+pub(super) struct Took {
+    engine_us: Vec<f64>,
+    bare_us: Vec<f64>,
+}
+
+/// A B B A A B B A, behind a block that warms everything up.
+pub(super) fn alternate(run: &Run, blocks: &mut impl Blocks) -> Result<Took, Failure> {
+    let per_block = (run.count / BLOCKS).clamp(1, SLOTS);
+    blocks.engine_block(per_block)?;
+    let mut took = Took::default();
     for block in 0..2 * BLOCKS {
-        // A B B A A B B A
         match matches!(block % 4, 0 | 3) {
-            true => engine.extend(bench.engine_block(per_block)?),
-            false => bare.extend(bench.bare_block(per_block)?),
+            true => took.engine_us.extend(blocks.engine_block(per_block)?),
+            false => took.bare_us.extend(blocks.bare_block(per_block)?),
         }
     }
-    let (engine, bare) = (sorted(engine), sorted(bare));
-    let (seen, wake) = (times(&engine), times(&bare));
-    let (waiter, bare_name) = match run.kind {
-        Kind::Gate(Waiter::Spin) => ("spin", "store to a shared word"),
-        Kind::Gate(Waiter::Park) => ("park", "futex wake"),
-        Kind::Note => ("note", "eventfd and epoll"),
-    };
-    Ok(Latency {
-        backend,
-        waiter,
-        park_us: run.park.as_micros() as u64,
-        page_bytes: run.page_bytes,
-        events: engine.len(),
-        is_round_trip: false,
-        post_to_seen: seen,
-        bare: wake,
-        bare_name,
-        over_bare_p50_us: seen.p50_us - wake.p50_us,
-        over_bare_p99_us: seen.p99_us - wake.p99_us,
-        bad_pages: bench.bad_pages,
-        load: machine_load(),
-    })
+    Ok(took)
 }
 
 struct Bench {
@@ -168,13 +198,9 @@ struct Bench {
     bad_pages: u64,
 }
 
-impl Bench {
+impl Blocks for Bench {
     fn engine_block(&mut self, count: u32) -> Result<Vec<f64>, Failure> {
-        let watch = match self.run.kind {
-            Kind::Gate(Waiter::Spin) => Watch::GateSpinning,
-            Kind::Gate(Waiter::Park) => Watch::GateParked,
-            Kind::Note => Watch::Note,
-        };
+        let watch = self.run.kind.watch();
         self.pair.next_flight(Direction::Write, (count as u16, 1))?;
         let first_seed = self.seed;
         self.seed += u64::from(count);
@@ -193,18 +219,6 @@ impl Bench {
             bench.pair.wait(&handle)?;
             Ok(posted_ns)
         })
-    }
-
-    /// A page with bytes of its own, checked before the clock runs.
-    fn page(&mut self, here: u32, there: u32, seed: u64) -> Result<PreparedTransfer, Failure> {
-        let list: PageList = vec![Group {
-            pools: 0..1,
-            here: vec![here],
-            there: vec![there],
-        }];
-        let sides = self.pair.sides(&list)?;
-        self.pair.fill_source(Direction::Write, (0, &sides), seed)?;
-        self.pair.prepare(Direction::Write, &list)
     }
 
     fn bare_block(&mut self, count: u32) -> Result<Vec<f64>, Failure> {
@@ -231,6 +245,20 @@ impl Bench {
             }
             Ok(began_ns)
         })
+    }
+}
+
+impl Bench {
+    /// A page with bytes of its own, checked before the clock runs.
+    fn page(&mut self, here: u32, there: u32, seed: u64) -> Result<PreparedTransfer, Failure> {
+        let list: PageList = vec![Group {
+            pools: 0..1,
+            here: vec![here],
+            there: vec![there],
+        }];
+        let sides = self.pair.sides(&list)?;
+        self.pair.fill_source(Direction::Write, (0, &sides), seed)?;
+        self.pair.prepare(Direction::Write, &list)
     }
 
     /// Has the peer wait for each event before `event` makes it; the times until they were seen.
@@ -292,7 +320,7 @@ impl Bench {
 }
 
 /// Quantiles of sorted values.
-pub fn times(sorted_us: &[f64]) -> Times {
+fn times(sorted_us: &[f64]) -> Times {
     Times {
         p50_us: quantile(sorted_us, 0.5),
         p99_us: quantile(sorted_us, 0.99),
@@ -312,6 +340,32 @@ fn remote_event(pair: &Pair) -> Result<OwnedFd, Failure> {
 }
 
 impl Latency {
+    /// From the times of a run, what its bare loop is called, and how many pages were wrong.
+    pub(super) fn of(
+        run: &Run,
+        backend: &'static str,
+        took: Took,
+        (bare_name, bad_pages): (&'static str, u64),
+    ) -> Latency {
+        let (engine, bare) = (sorted(took.engine_us), sorted(took.bare_us));
+        let (seen, wake) = (times(&engine), times(&bare));
+        Latency {
+            backend,
+            waiter: run.kind.id(),
+            park_us: run.park.as_micros() as u64,
+            page_bytes: run.page_bytes,
+            events: engine.len(),
+            is_round_trip: run.route.far.is_some(),
+            post_to_seen: seen,
+            bare: wake,
+            bare_name,
+            over_bare_p50_us: seen.p50_us - wake.p50_us,
+            over_bare_p99_us: seen.p99_us - wake.p99_us,
+            bad_pages,
+            load: machine_load(),
+        }
+    }
+
     /// One line for people.
     #[must_use]
     pub fn line(&self) -> String {

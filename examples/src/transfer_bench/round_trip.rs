@@ -5,23 +5,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bare_loop::BareLoop;
-use super::control::{Answer, Order, Watch, out_of_turn};
-use super::latency::{BLOCKS, Kind, Latency, Run, SLOTS, Waiter, times};
-use super::layout::{Group, Layout, PageList, PoolShape, shuffled};
+use super::control::{Answer, Order, out_of_turn};
+use super::latency::{Blocks, Kind, Latency, Run, SLOTS, alternate, start};
+use super::layout::{Group, PageList, shuffled};
 use super::options::Direction;
 use super::pair::Pair;
-use super::row::{machine_load, sorted};
 use crate::handoff::failure::Failure;
 
 /// Measures one kind of event.
 pub fn measure(run: &Run) -> Result<Latency, Failure> {
-    let per_block = (run.count / BLOCKS).clamp(1, SLOTS);
-    let pool = PoolShape {
-        offset_bytes: 0,
-        slot_bytes: run.page_bytes,
-        slot_count: SLOTS,
-    };
-    let mut pair = Pair::start(&run.route, Layout { pools: vec![pool] })?;
+    let mut pair = start(run)?;
     let bare_loop = BareLoop::stream(&mut pair)?;
     let mut bench = Bench {
         pair,
@@ -31,38 +24,16 @@ pub fn measure(run: &Run) -> Result<Latency, Failure> {
         seed: 0,
         bad_pages: 0,
     };
-    // The first block warms everything up.
-    bench.engine_block(per_block)?;
-    let (mut engine, mut bare) = (Vec::new(), Vec::new());
-    for block in 0..2 * BLOCKS {
-        match matches!(block % 4, 0 | 3) {
-            true => engine.extend(bench.engine_block(per_block)?),
-            false => bare.extend(bench.bare_block(per_block)?),
-        }
-    }
+    let took = alternate(run, &mut bench)?;
     bench.pair.end()?;
-    let (engine, bare) = (sorted(engine), sorted(bare));
-    let (seen, wake) = (times(&engine), times(&bare));
-    let waiter = match run.kind {
-        Kind::Gate(Waiter::Spin) => "spin",
-        Kind::Gate(Waiter::Park) => "park",
-        Kind::Note => "note",
-    };
-    Ok(Latency {
-        backend: bench.pair.backend().id(),
-        waiter,
-        park_us: run.park.as_micros() as u64,
-        page_bytes: run.page_bytes,
-        events: engine.len(),
-        is_round_trip: true,
-        post_to_seen: seen,
-        bare: wake,
-        bare_name: "page over a bare socket and back a byte",
-        over_bare_p50_us: seen.p50_us - wake.p50_us,
-        over_bare_p99_us: seen.p99_us - wake.p99_us,
-        bad_pages: bench.bad_pages,
-        load: machine_load(),
-    })
+    let backend = bench.pair.backend().id();
+    let bare_name = "page over a bare socket and back a byte";
+    Ok(Latency::of(
+        run,
+        backend,
+        took,
+        (bare_name, bench.bad_pages),
+    ))
 }
 
 struct Bench {
@@ -74,13 +45,8 @@ struct Bench {
     bad_pages: u64,
 }
 
-impl Bench {
+impl Blocks for Bench {
     fn engine_block(&mut self, count: u32) -> Result<Vec<f64>, Failure> {
-        let watch = match self.kind {
-            Kind::Gate(Waiter::Spin) => Watch::GateSpinning,
-            Kind::Gate(Waiter::Park) => Watch::GateParked,
-            Kind::Note => Watch::Note,
-        };
         self.pair.next_flight(Direction::Write, (count as u16, 1))?;
         let first_seed = self.seed;
         self.seed += u64::from(count);
@@ -93,7 +59,7 @@ impl Bench {
             pages.push(self.pair.prepare(Direction::Write, &list)?);
         }
         self.pair.control().tell(&Order::Watch {
-            watch,
+            watch: self.kind.watch(),
             slots: there,
             first_seed,
             is_answered: true,
