@@ -122,13 +122,13 @@ pub(crate) const SUITES: [Suite; 12] = [
         name: "etcd",
         what: "agents that find each other in a real etcd",
         needs: Some(Service::Etcd),
-        run: directory,
+        run: |workspace| server(workspace, "kvgate-transfer", Service::Etcd),
     },
     Suite {
         name: "redis",
         what: "the contract of a tier over a real Redis server",
         needs: Some(Service::Redis),
-        run: |workspace| store(workspace, Service::Redis),
+        run: |workspace| server(workspace, "kvgate-hicache", Service::Redis),
     },
     Suite {
         name: "report",
@@ -229,30 +229,16 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
     Ok(Tally::Ran { passed, failed })
 }
 
-/// A tier over a store whose server the tests start themselves.
-fn store(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
+/// What talks to a server that its tests start themselves. Its feature and its tests have the name of the service.
+fn server(workspace: &Workspace, package: &str, service: Service) -> Result<Tally, Failure> {
     let name = service.name();
-    let test = ["test", "--no-fail-fast", "-p", "kvgate-hicache"];
     let done = workspace
-        .cargo(name, test)
+        .cargo(name, ["test", "--no-fail-fast", "-p", package])
         .args(["--features", name, "--test", name, "--", "--nocapture"])
         .limit(Duration::from_secs(600))
         .run()?;
     match done.succeeded() && done.output.contains("SKIP:") {
         true => Ok(Tally::Absent(service)),
-        false => tally(&done),
-    }
-}
-
-fn directory(workspace: &Workspace) -> Result<Tally, Failure> {
-    let test = ["test", "--no-fail-fast", "-p", "kvgate-transfer"];
-    let done = workspace
-        .cargo("etcd", test)
-        .args(["--features", "etcd", "--test", "etcd", "--", "--nocapture"])
-        .limit(Duration::from_secs(600))
-        .run()?;
-    match done.succeeded() && done.output.contains("SKIP:") {
-        true => Ok(Tally::Absent(Service::Etcd)),
         false => tally(&done),
     }
 }
