@@ -29,10 +29,62 @@ fn turns_over_a_small_device_pool_have_the_bits_of_a_cold_run() {
     assert!(json["computed_tokens"].as_u64() < json["prompt_tokens"].as_u64());
 }
 
+/// The prefill process goes on behind its tiers, the decode process answers, and the next prompt has the answer.
+#[test]
+fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
+    for (transport, in_flight) in [("shm", "1"), ("tcp", "2")] {
+        let args = ["--transport", transport, "--sessions", "3", "--turns", "2"];
+        let tiers = ["--device-pages", "6", "--verify-cold", "--json"];
+        let run = pd_handoff(&[&args[..], &tiers, &["--concurrency", in_flight]].concat());
+        let json = run.json();
+        assert_eq!(run.code, Some(0), "{transport}: {json}");
+        assert_eq!(json["verdict"], "bit-identical", "{transport}: {json}");
+        assert_eq!(json["requests"]["finished"], 6, "{transport}: {json}");
+        // 16 tokens of each of 6 turns, 320 logits each.
+        let logits = &json["logits"];
+        assert_eq!(
+            (&logits["compared"], &logits["differing"]),
+            (&30_720.into(), &0.into())
+        );
+        let hits = |tier: usize| json["tiers"][tier]["hits"].as_u64().unwrap();
+        assert!(hits(0) > 0 && hits(1) > 0, "{transport}: {json}");
+        assert_eq!(
+            hits(0) + hits(1) + json["misses"].as_u64().unwrap(),
+            6,
+            "{transport}"
+        );
+        assert!(
+            json["hits"]["host_tokens"].as_u64() > Some(0),
+            "{transport}"
+        );
+        assert_eq!(json["loads"]["failed"], 0, "{transport}: {json}");
+        assert_eq!(json["pages_conserved"], true, "{transport}: {json}");
+        assert!(json["computed_tokens"].as_u64() < json["prompt_tokens"].as_u64());
+    }
+}
+
+#[test]
+fn what_cannot_be_asked_of_conversations_is_refused() {
+    let small = ["--sessions", "1", "--turns", "2", "--json"];
+    for (extra, field) in [
+        (["--cancel-share", "0.5"], "cancel_share"),
+        (["--device-pages", "2"], "device_pages"),
+    ] {
+        let run = pd_handoff(&[&small[..], &extra].concat());
+        assert_eq!(run.code, Some(2), "{extra:?}: {}", run.stdout);
+        assert_eq!(run.json()["error"]["field"], field, "{}", run.stdout);
+    }
+    let run = pd_handoff(&["--sessions", "1", "--turns", "1000", "--json"]);
+    assert_eq!(run.code, Some(2), "{}", run.stdout);
+    assert_eq!(run.json()["error"]["field"], "turns", "{}", run.stdout);
+}
+
 #[test]
 fn what_shows_nothing_about_a_tier_is_not_good() {
-    let args = ["--transport", "local", "--sessions", "1", "--turns", "2"];
-    let run = pd_handoff(&[&args[..], &["--verify-cold", "--json"]].concat());
-    assert_eq!(run.code, Some(2), "{}", run.stdout);
-    assert_eq!(run.json()["error"]["field"], "host");
+    for transport in ["local", "shm"] {
+        let args = ["--transport", transport, "--sessions", "1", "--turns", "2"];
+        let run = pd_handoff(&[&args[..], &["--verify-cold", "--json"]].concat());
+        assert_eq!(run.code, Some(2), "{transport}: {}", run.stdout);
+        assert_eq!(run.json()["error"]["field"], "host", "{transport}");
+    }
 }

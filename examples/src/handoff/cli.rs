@@ -152,7 +152,7 @@ struct PromptArgs {
 /// Conversations over the tiers of the cache.
 #[derive(Args, Debug)]
 struct TurnArgs {
-    /// Conversations that begin alike, in one process over a device pool and a host tier [default: 1]
+    /// Conversations that begin alike, over a device pool and a host tier of the prefill side [default: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     sessions: Option<u32>,
     /// Turns of each conversation; every one adds about 300 tokens and decodes 16 [default: 1]
@@ -329,9 +329,17 @@ impl Cli {
                     json: self.output.json,
                 },
                 None => {
-                    let prompt = self.prompt.into_options(&self.host);
+                    let mut prompt = self.prompt.into_options(&self.host);
                     let host = self.host.into_options(self.transport, None);
                     if let Some(turns) = self.turns.into_options() {
+                        if host.transport != Transport::Local {
+                            prompt.converse(turns);
+                            return Command::Launch {
+                                host,
+                                prompt,
+                                output: self.output.into_options(),
+                            };
+                        }
                         return Command::Converse {
                             host,
                             prompt,
@@ -427,6 +435,7 @@ impl PromptArgs {
             },
             hold: host.hold(),
             given: None,
+            turns: None,
         }
     }
 }

@@ -48,6 +48,7 @@ impl RoleStart {
             cancel_share: 0.0,
             hold: None,
             given: None,
+            turns: None,
         };
         let launcher_pid = std::process::id();
         Self {

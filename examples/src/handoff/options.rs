@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::fault::FaultSpec;
+use super::turns::{DECODED_TOKENS, TurnOptions};
 
 /// How the bytes travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -202,6 +203,17 @@ pub struct PromptOptions {
     pub hold: Option<Hold>,
     /// Ids to use instead of a text and of what the model would say next.
     pub given: Option<GivenIds>,
+    /// The requests are turns of conversations.
+    pub turns: Option<TurnOptions>,
+}
+
+impl PromptOptions {
+    /// Makes the requests the turns of conversations.
+    pub fn converse(&mut self, turns: TurnOptions) {
+        self.requests = turns.sessions.saturating_mul(turns.turns);
+        self.steps = DECODED_TOKENS;
+        self.turns = Some(turns);
+    }
 }
 
 /// The ids of one request, from the first to the last.
@@ -259,6 +271,7 @@ pub(crate) mod tests {
             cancel_share: 0.0,
             hold: None,
             given: None,
+            turns: None,
         }
     }
 

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::failure::{Failure, FailureKind};
 use super::fault::FaultSpec;
 use super::options::Hold;
+use super::report::TierWork;
 use super::timeline::{self, Span};
+use super::turns::{DECODED_TOKENS, TurnOptions};
 
 /// A message of the hand-off protocol follows.
 const HANDOFF: u8 = 1;
@@ -45,6 +47,8 @@ pub struct RunPlan {
     pub fault: Option<FaultSpec>,
     /// Fed one by one after the prompt, whatever the model would say next.
     pub fed_ids: Option<Vec<u32>>,
+    /// The requests are turns of conversations; `prompt_tokens` is then that of the longest prompt.
+    pub conversations: Option<TurnOptions>,
 }
 
 /// What the prefill side measured.
@@ -62,6 +66,10 @@ pub struct PrefillSummary {
     pub pages_conserved: bool,
     /// Bits of the logits of the last prompt token; only with given ids.
     pub last_logits: Option<Vec<u32>>,
+    /// Prompt tokens of all requests; only of conversations.
+    pub prompt_tokens: u64,
+    /// What the tiers did; only of conversations.
+    pub tiers: Option<TierWork>,
     /// What it computed when.
     pub spans: Vec<Span>,
     /// When each (layer, segment) was posted.
@@ -103,6 +111,8 @@ pub enum SideMessage {
     Ended {
         /// From 0.
         request: u32,
+        /// The tokens that it decoded.
+        output_ids: Vec<u32>,
     },
     /// The decode side has read a layer in its first step; a planted fault waits for it.
     LayerRead {
@@ -210,11 +220,28 @@ impl RunPlan {
                 &format!("one per step, {}", self.steps),
             ));
         }
+        if let Some(turns) = &self.conversations {
+            check_turns(turns, self)?;
+        }
         if !(0.0..=1.0).contains(&self.cancel_share) {
             return Err(Failure::input("cancel_share", self.cancel_share, "0 to 1"));
         }
         Ok(())
     }
+}
+
+/// The requests of conversations are their turns.
+fn check_turns(turns: &TurnOptions, plan: &RunPlan) -> Result<(), Failure> {
+    let requests = u64::from(turns.sessions) * u64::from(turns.turns);
+    if requests != u64::from(plan.requests) {
+        let expected = format!("{requests}, a request for each turn");
+        return Err(Failure::input("requests", plan.requests, &expected));
+    }
+    if plan.steps != DECODED_TOKENS {
+        let expected = format!("{DECODED_TOKENS}, the tokens of an answer");
+        return Err(Failure::input("steps", plan.steps, &expected));
+    }
+    Ok(())
 }
 
 /// Prompt and output must fit into the context of the model.

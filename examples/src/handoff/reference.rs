@@ -3,7 +3,7 @@
 //! It is a process of its own, takes jobs from the decode side over a socket, and answers each with the
 //! logits and with digests of the cache rows. It knows nothing of agents, flights or gates.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -18,7 +18,7 @@ use super::channel::{self, ChannelReceiver, ChannelSender};
 use super::compare::{Outcome, RowDigests};
 use super::failure::Failure;
 use super::model::Host;
-use super::mono::Mono;
+use super::mono::{Mono, Sequence};
 use super::observer::Observer;
 use super::options::HostOptions;
 use super::plan::RunPlan;
@@ -38,12 +38,23 @@ pub enum ToReference {
         steps: u32,
         /// Fed instead of what the model says.
         fed_ids: Option<Vec<u32>>,
+        /// The conversation that it is a turn of.
+        conversation: Option<Going>,
     },
     /// The request was aborted; nobody needs its logits.
     Cancel {
         /// From 0.
         request: u32,
     },
+}
+
+/// A conversation that goes on from turn to turn.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Going {
+    /// Which one.
+    pub session: u32,
+    /// Tokens that it has at the most.
+    pub tokens: u32,
 }
 
 /// From the reference to decode.
@@ -70,7 +81,14 @@ struct Job {
     request: u32,
     steps: u32,
     fed_ids: Option<Vec<u32>>,
+    conversation: Option<Going>,
     prompt_ids: Vec<u32>,
+}
+
+/// A conversation as far as it was computed, without a cache that anybody else uses.
+struct Conversation<'a> {
+    sequence: Sequence<'a>,
+    ids: Vec<u32>,
 }
 
 /// Serves jobs until the decode side closes the socket.
@@ -105,13 +123,20 @@ fn serve_jobs(
     let host = Host::load(options)?;
     drop(loading);
     let mut mono = Mono::new(&host);
+    let mut conversations = BTreeMap::new();
     let mut queue = VecDeque::new();
     while take_messages(&inbox, &mut queue) {
         let Some(job) = queue.pop_front() else {
             continue;
         };
         let busy = activity.busy();
-        let outcome = compute(&mut mono, &job)?;
+        let outcome = match job.conversation {
+            None => {
+                let tokens = job.prompt_ids.len() as u32 + job.steps;
+                compute(&mut mono.begin(tokens)?, &job, &job.prompt_ids)?
+            }
+            Some(going) => go_on(&host, &mut conversations, going, &job)?,
+        };
         drop(busy);
         let logits: Vec<u8> = outcome
             .logits
@@ -145,10 +170,12 @@ fn read_jobs(mut receiver: ChannelReceiver) -> Result<Receiver<Order>, Failure> 
                     request,
                     steps,
                     fed_ids,
+                    conversation,
                 } => Order::Job(Job {
                     request,
                     steps,
                     fed_ids,
+                    conversation,
                     prompt_ids: ids_of(&tail),
                 }),
                 ToReference::Cancel { request } => Order::Cancel(request),
@@ -184,12 +211,37 @@ fn take_messages(inbox: &Receiver<Order>, queue: &mut VecDeque<Job>) -> bool {
     }
 }
 
-fn compute(mono: &mut Mono<'_>, job: &Job) -> Result<Outcome, Failure> {
+/// Computes a turn behind what was computed of its conversation. A prompt that does not begin with that is
+/// computed from its first token.
+fn go_on<'a>(
+    host: &'a Host,
+    conversations: &mut BTreeMap<u32, Conversation<'a>>,
+    going: Going,
+    job: &Job,
+) -> Result<Outcome, Failure> {
+    let known = conversations
+        .remove(&going.session)
+        .filter(|known| job.prompt_ids.starts_with(&known.ids));
+    let mut known = match known {
+        Some(known) => known,
+        None => Conversation {
+            sequence: Mono::new(host).begin(going.tokens)?,
+            ids: Vec::new(),
+        },
+    };
+    let new_ids = job.prompt_ids.get(known.ids.len()..).unwrap_or_default();
+    let outcome = compute(&mut known.sequence, job, new_ids)?;
+    known.ids = [&job.prompt_ids[..], &outcome.output_ids].concat();
+    conversations.insert(going.session, known);
+    Ok(outcome)
+}
+
+/// Computes `new_ids`, the end of the prompt, and the answer.
+fn compute(sequence: &mut Sequence<'_>, job: &Job, new_ids: &[u32]) -> Result<Outcome, Failure> {
     let prompt_tokens = job.prompt_ids.len() as u32;
-    let mut sequence = mono.begin(prompt_tokens + job.steps)?;
     let mut last = Vec::new();
-    for (index, ids) in job.prompt_ids.chunks(CHUNK_TOKENS).enumerate() {
-        let is_last = (index + 1) * CHUNK_TOKENS >= job.prompt_ids.len();
+    for (index, ids) in new_ids.chunks(CHUNK_TOKENS).enumerate() {
+        let is_last = (index + 1) * CHUNK_TOKENS >= new_ids.len();
         last = sequence.forward(ids, if is_last { Logits::Last } else { Logits::None })?;
     }
     let mut outcome = Outcome {
@@ -287,12 +339,19 @@ impl ReferenceLink {
     }
 
     /// Asks for a request.
-    pub fn submit(&self, request: u32, plan: &RunPlan, prompt_ids: &[u32]) {
+    pub fn submit(
+        &self,
+        request: u32,
+        plan: &RunPlan,
+        conversation: Option<Going>,
+        prompt_ids: &[u32],
+    ) {
         let tail: Vec<u8> = prompt_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let job = ToReference::Job {
             request,
             steps: plan.steps,
             fed_ids: plan.fed_ids.clone(),
+            conversation,
         };
         // A reference that is gone is reported by its own event.
         let _ = self.sender.send_with(&job, &tail);

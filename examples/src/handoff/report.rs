@@ -227,6 +227,76 @@ pub struct Hits {
     pub remote_tokens: u64,
 }
 
+/// What one tier gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TierHits {
+    /// `device`, `host`, `storage` or `remote`.
+    pub tier: String,
+    /// Turns that went on behind a prefix of this tier.
+    pub hits: u64,
+    /// Tokens of these prefixes.
+    pub hit_tokens: u64,
+    /// Bytes of the slots that were loaded; 0 for the device pool, where nothing moves.
+    pub bytes: u64,
+    /// Time from the lookup until the last layer could be read, over all hits.
+    pub load_ms: f64,
+}
+
+/// Moves between the device pool and the host tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moves {
+    /// Begun.
+    pub started: u64,
+    /// Landed whole.
+    pub landed: u64,
+    /// Failed: a miss, never a hit.
+    pub failed: u64,
+    /// Not begun for want of room.
+    pub no_room: u64,
+}
+
+impl From<kvgate_hicache::cache::MoveCounts> for Moves {
+    fn from(counts: kvgate_hicache::cache::MoveCounts) -> Moves {
+        Moves {
+            started: counts.started,
+            landed: counts.landed,
+            failed: counts.failed,
+            no_room: counts.no_room,
+        }
+    }
+}
+
+/// What the tiers of the prefill side did in a run of conversations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TierWork {
+    /// Logical pages of the device pool.
+    pub device_pages: u32,
+    /// Logical pages of the host tier.
+    pub host_pages: u32,
+    /// By tier.
+    pub tiers: Vec<TierHits>,
+    /// Turns that were computed from their first token.
+    pub misses: u64,
+    /// Prompt tokens of all turns that were computed; the others were found.
+    pub computed_tokens: u64,
+    /// Into the host tier.
+    pub backups: Moves,
+    /// Out of it.
+    pub loads: Moves,
+}
+
+/// A run of conversations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conversations {
+    /// Conversations.
+    pub sessions: u32,
+    /// Turns of each.
+    pub turns: u32,
+    /// What was found where.
+    #[serde(flatten)]
+    pub work: TierWork,
+}
+
 /// The whole object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -292,6 +362,9 @@ pub struct Report {
     pub fault: Option<PlantedFault>,
     /// Tiers.
     pub hits: Hits,
+    /// With `--sessions` or `--turns`.
+    #[serde(flatten)]
+    pub conversations: Option<Conversations>,
     /// Why the verdict is `invalid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorObject>,

@@ -1,13 +1,15 @@
 //! What can be refused before a process is started: the model's limits, formats, files.
 
-use kvgate_kvcache::CacheSchema;
+use kvgate_kvcache::{CacheSchema, Space};
 
 use super::failure::Failure;
 use super::fault::place;
 use super::options::{HostOptions, OutputOptions, PoolPages, PromptOptions};
 use super::plan::check_length;
 use super::prompt::PromptSource;
-use super::{model, out, sizing};
+use super::turns::schedule::Plan;
+use super::turns::{TierPages, TurnOptions};
+use super::{model, out, sizing, turns};
 
 /// Checks model and formats.
 pub fn check_host(host: &HostOptions) -> Result<(u32, u32, CacheSchema), Failure> {
@@ -16,14 +18,49 @@ pub fn check_host(host: &HostOptions) -> Result<(u32, u32, CacheSchema), Failure
     Ok((config.vocab_size, config.max_position_embeddings, schema))
 }
 
-/// Tokens of every prompt of the run.
+/// Tokens of every prompt of the run; of conversations, those of the longest one.
 pub fn prompt_tokens(
     host: &HostOptions,
     prompt: &PromptOptions,
     vocab_size: u32,
 ) -> Result<u32, Failure> {
     let source = PromptSource::of(prompt, host.seed, vocab_size)?;
+    if let Some(turns) = &prompt.turns {
+        return Ok(Plan::of(host.seed, turns, &source).longest_prompt());
+    }
     Ok(prompt.tokens.unwrap_or(source.token_count()))
+}
+
+/// The device pool holds at least one request.
+fn check_tiers(turns: &TurnOptions, plan: &Plan, schema: &CacheSchema) -> Result<(), Failure> {
+    let needed = schema.slots_for(plan.longest_tokens()).of(Space::Page);
+    match turns.device_pages {
+        TierPages::Pages(pages) if pages < needed => {
+            let expected = format!("at least {needed}, the pages of the longest conversation");
+            Err(Failure::input("device_pages", pages, &expected))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What would leave a conversation without an answer cannot be asked for together with one.
+fn check_turns(host: &HostOptions, prompt: &PromptOptions) -> Result<(), Failure> {
+    if prompt.cancel_share > 0.0 {
+        let expected = "0 in a run of conversations";
+        return Err(Failure::input(
+            "cancel_share",
+            prompt.cancel_share,
+            expected,
+        ));
+    }
+    if host.fault.is_some() {
+        return Err(Failure::input(
+            "fault",
+            "set",
+            "none in a run of conversations",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks a whole run.
@@ -33,6 +70,13 @@ pub fn check(
     output: &OutputOptions,
 ) -> Result<(), Failure> {
     let (vocab_size, context_tokens, schema) = check_host(host)?;
+    if let Some(turns) = &prompt.turns {
+        let source = PromptSource::of(prompt, host.seed, vocab_size)?;
+        check_turns(host, prompt)?;
+        let plan = Plan::of(host.seed, turns, &source);
+        turns::check_length(&plan, context_tokens)?;
+        check_tiers(turns, &plan, &schema)?;
+    }
     let tokens = prompt_tokens(host, prompt, vocab_size)?;
     check_length(tokens, prompt.steps, context_tokens)?;
     if let PoolPages::Pages(pages) = host.pool_pages {

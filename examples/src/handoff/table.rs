@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::report::Report;
+use super::report::{Conversations, Report};
 
 /// The component ids, in the order of the columns.
 const COLUMNS: [&str; 8] = [
@@ -41,6 +41,12 @@ pub fn render(report: &Report) -> String {
         text.push('\n');
         text.push_str(&line);
     }
+    if let Some(conversations) = &report.conversations {
+        text.push('\n');
+        text.push_str(&aligned(&tiers(conversations)));
+        text.push('\n');
+        text.push_str(&moves(conversations));
+    }
     text
 }
 
@@ -73,6 +79,40 @@ fn aligned(rows: &[Vec<String>]) -> String {
         }
     }
     text
+}
+
+/// What was found where.
+fn tiers(conversations: &Conversations) -> Vec<Vec<String>> {
+    let header = ["tier", "hits", "hit tokens", "bytes", "load ms"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(conversations.work.tiers.iter().map(|tier| {
+        vec![
+            tier.tier.clone(),
+            grouped(tier.hits),
+            grouped(tier.hit_tokens),
+            grouped(tier.bytes),
+            format!("{:.1}", tier.load_ms),
+        ]
+    }));
+    rows
+}
+
+fn moves(conversations: &Conversations) -> String {
+    let work = &conversations.work;
+    format!(
+        "turns: {} x {}, {} without a hit, {} tokens computed; pages: device {}, host {}; \
+         backups {} ({} no room), loads {} ({} failed)",
+        conversations.sessions,
+        conversations.turns,
+        work.misses,
+        grouped(work.computed_tokens),
+        work.device_pages,
+        work.host_pages,
+        work.backups.landed,
+        work.backups.no_room,
+        work.loads.landed,
+        work.loads.failed,
+    )
 }
 
 fn totals(report: &Report) -> Vec<String> {

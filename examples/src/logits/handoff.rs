@@ -48,6 +48,7 @@ pub(super) fn run(args: &Args, job: &Job) -> Result<Answer, Failure> {
             prompt: job.prompt.clone(),
             steps: job.steps.clone(),
         }),
+        turns: None,
     };
     let output = OutputOptions {
         out: Some(args.out.clone()),

@@ -61,6 +61,7 @@ impl Session {
             plan,
             moments,
             fault,
+            ..
         }) = &self.peer
         else {
             return Err(Failure::internal("a request without a peer"));

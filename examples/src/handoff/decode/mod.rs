@@ -25,11 +25,14 @@ use super::link;
 use super::model::Host;
 use super::observer::{Observer, Phase, PhaseMarkers};
 use super::options::{HostOptions, OutputOptions, PromptOptions, Transport};
+use super::prompt::PromptSource;
 use super::reference::{ReferenceEvent, ReferenceLink};
 use super::report::Report;
 use super::sizing::{self, PoolSize};
 use super::tally::Notes;
 use super::timeline::Timeline;
+use super::turns::schedule::Plan;
+use super::turns::sizes::TierSizes;
 
 /// Where the decode side waits for its peer.
 #[derive(Debug)]
@@ -117,6 +120,17 @@ pub fn run(
 
 fn pool_size(options: &HostOptions, listen: &Listen, host: &Host) -> Result<PoolSize, Failure> {
     Ok(match listen {
+        Listen::Privately(PromptOptions {
+            turns: Some(turns),
+            concurrency,
+            prompt_file,
+            ..
+        }) => {
+            let file = prompt_file.as_deref();
+            let source = PromptSource::open(file, options.seed, host.vocab_size())?;
+            let plan = Plan::of(options.seed, turns, &source);
+            TierSizes::of(&host.schema, &plan, turns, *concurrency).device
+        }
         Listen::Privately(prompt) => {
             let tokens = super::resolve::prompt_tokens(options, prompt, host.vocab_size())?;
             sizing::receiver(options, &host.schema, tokens, prompt)

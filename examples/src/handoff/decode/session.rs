@@ -22,8 +22,9 @@ use crate::handoff::observer::Phase;
 use crate::handoff::options::OutputOptions;
 use crate::handoff::plan::{self, Message, PrefillSummary, RunPlan, SideMessage};
 use crate::handoff::protocol::{self, FlightId, FromPrefill, Speaker, Submission};
-use crate::handoff::reference::{ReferenceEvent, ReferenceLink};
+use crate::handoff::reference::{Going, ReferenceEvent, ReferenceLink};
 use crate::handoff::report::PlantedFault;
+use crate::handoff::turns::schedule::{self, Turn};
 
 /// How often waits are looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(10);
@@ -76,6 +77,8 @@ pub(super) struct Peer {
     pub(super) plan: RunPlan,
     pub(super) moments: Vec<Option<CancelMoment>>,
     pub(super) fault: Option<Watched>,
+    /// The turns that the requests are; empty without conversations.
+    pub(super) order: Vec<Turn>,
 }
 
 /// A flight that has ended and may still be written to.
@@ -230,12 +233,16 @@ impl Session {
                 self.side.markers.enter(Phase::Prefill);
                 self.clock_shift_us = plan.clock_shift_us();
                 let fault = faults::watch(&plan, &self.side.host.schema)?;
+                let order = plan.conversations.as_ref().map_or_else(Vec::new, |turns| {
+                    schedule::order_of(plan.seed, turns.sessions, turns.turns)
+                });
                 self.peer = Some(Peer {
                     id: from,
                     watch,
                     plan,
                     moments,
                     fault,
+                    order,
                 });
                 self.show_progress();
                 Ok(())
@@ -320,8 +327,17 @@ impl Session {
         if self.submitted.insert(request)
             && let Some(peer) = &self.peer
         {
+            let turn = peer.order.get(request as usize);
+            let conversation = turn.map(|turn| Going {
+                session: turn.session,
+                tokens: peer
+                    .plan
+                    .conversations
+                    .as_ref()
+                    .map_or(0, |turns| schedule::most_tokens(turns.turns)),
+            });
             self.reference
-                .submit(request, &peer.plan, &submission.prompt_ids);
+                .submit(request, &peer.plan, conversation, &submission.prompt_ids);
             self.last_reference_at = Instant::now();
         }
         if request == 0 {
@@ -351,6 +367,7 @@ impl Session {
             }),
             What::Ended(Err(failure)) => Err(failure),
             What::Ended(Ok(Some(outcome))) => {
+                let output_ids = outcome.output_ids.clone();
                 self.comparison.got(id.request, outcome);
                 self.side.note(|notes| {
                     notes.finished.insert(id.request);
@@ -361,6 +378,7 @@ impl Session {
                 self.set_fate(id.request, Fate::Finished);
                 self.say(&SideMessage::Ended {
                     request: id.request,
+                    output_ids,
                 })?;
                 self.show_progress();
                 Ok(())

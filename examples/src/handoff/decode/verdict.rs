@@ -11,8 +11,8 @@ use crate::handoff::model;
 use crate::handoff::observer::Phase;
 use crate::handoff::plan::PrefillSummary;
 use crate::handoff::report::{
-    Canary, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, Report, Requests, SCHEMA,
-    Verdict,
+    Canary, Conversations, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, Report,
+    Requests, SCHEMA, Verdict,
 };
 use crate::handoff::timeline::{Timeline, process_cpu_ms};
 use crate::handoff::{out, tally};
@@ -61,7 +61,10 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
     let mut report = Report {
         schema: SCHEMA.to_owned(),
         verdict: Verdict::BitIdentical,
-        prompt_tokens: u64::from(peer.plan.prompt_tokens),
+        prompt_tokens: match &peer.plan.conversations {
+            Some(_) => summary.prompt_tokens,
+            None => u64::from(peer.plan.prompt_tokens),
+        },
         steps: peer.plan.steps,
         chunk: peer.plan.chunk,
         transport: path(side, peer),
@@ -101,7 +104,8 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
         },
         counters: counters(session),
         fault: session.planted.clone(),
-        hits: Hits::default(),
+        hits: hits(summary),
+        conversations: conversations(peer, summary),
         error: None,
     };
     conclude(&mut report, findings.is_equal(), peer);
@@ -138,10 +142,15 @@ fn conclude(report: &mut Report, is_equal: bool, peer: &Peer) {
     let is_clean = is_equal && report.canary.violations.is_empty();
     let fault = peer.fault.as_ref();
     let is_serial = fault.is_some_and(Watched::serialises);
+    // A conversation has one turn in flight.
+    let at_once = match &peer.plan.conversations {
+        Some(turns) => turns.sessions,
+        None => report.requests.asked,
+    };
     let wanted_in_flight = if is_serial {
         1
     } else {
-        peer.plan.concurrency.min(report.requests.asked)
+        peer.plan.concurrency.min(at_once)
     };
     let invalid = if report.logits.compared == 0 {
         Some("0 logits compared".to_owned())
@@ -155,14 +164,55 @@ fn conclude(report: &mut Report, is_equal: bool, peer: &Peer) {
     } else {
         fault.and_then(|fault| fault.proves_nothing(is_clean, &report.counters))
     };
+    let invalid = invalid.map(|reason| Failure::new(FailureKind::ProvesNothing, reason));
+    let invalid = invalid.or_else(|| tier_without_hit(peer, report));
     if !is_clean {
         report.verdict = Verdict::Mismatch;
-    } else if let Some(reason) = invalid {
+    } else if let Some(failure) = invalid {
         report.verdict = Verdict::Invalid;
-        report.error = Some(ErrorObject::of(&Failure::new(
-            FailureKind::ProvesNothing,
-            reason,
-        )));
+        report.error = Some(ErrorObject::of(&failure));
+    }
+}
+
+/// A comparison over several turns in which a tier had no hit says nothing about that tier.
+fn tier_without_hit(peer: &Peer, report: &Report) -> Option<Failure> {
+    let turns = peer.plan.conversations.as_ref()?;
+    if !turns.is_verified || turns.turns < 2 {
+        return None;
+    }
+    let conversations = report.conversations.as_ref()?;
+    let tier = conversations
+        .work
+        .tiers
+        .iter()
+        .find(|tier| tier.hits == 0)?;
+    let message = format!(
+        "the {} tier had 0 hits, expected at least 1: the run shows nothing about it",
+        tier.tier
+    );
+    Some(Failure::new(FailureKind::ProvesNothing, message).with_field(&tier.tier, 0))
+}
+
+fn conversations(peer: &Peer, summary: &PrefillSummary) -> Option<Conversations> {
+    let turns = peer.plan.conversations.as_ref()?;
+    Some(Conversations {
+        sessions: turns.sessions,
+        turns: turns.turns,
+        work: summary.tiers.clone().unwrap_or_default(),
+    })
+}
+
+fn hits(summary: &PrefillSummary) -> Hits {
+    let tokens = |name: &str| {
+        let tiers = summary.tiers.iter().flat_map(|work| &work.tiers);
+        let tier = tiers.clone().find(|tier| tier.tier == name);
+        tier.map_or(0, |tier| tier.hit_tokens)
+    };
+    Hits {
+        device_tokens: tokens("device"),
+        host_tokens: tokens("host"),
+        storage_tokens: tokens("storage"),
+        remote_tokens: tokens("remote"),
     }
 }
 

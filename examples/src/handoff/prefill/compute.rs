@@ -11,6 +11,7 @@ use kvgate_model::Logits;
 use super::Side;
 use super::caches::PrefillCaches;
 use super::flight::Flight;
+use super::turn;
 use crate::handoff::failure::Failure;
 use crate::handoff::link::transfer_failure;
 use crate::handoff::model::{cache_failure, model_failure};
@@ -62,6 +63,9 @@ fn compute(
     if !flight.begin() {
         return Ok(None);
     }
+    if let Some(tiers) = &side.tiers {
+        return turn::compute(side, tiers, flight, tell);
+    }
     let Some(lease) = reserve(side, flight)? else {
         flight.keep_nothing();
         return Ok(None);
@@ -89,30 +93,40 @@ fn compute(
         match forward {
             Ok(logits) => last = logits,
             Err(error) => {
-                return caches
-                    .why_it_ended()
-                    .unwrap_or_else(|| Err(model_failure(&error)));
+                let ended = caches.take_ended();
+                caches.keep();
+                return ended.unwrap_or_else(|| Err(model_failure(&error)));
             }
         }
         // The main thread may have ended already.
         drop(tell.send(Computed::Tokens((end - start) as u64)));
         start = end;
     }
+    conclude(side, flight, caches, &last)?;
+    Ok(None)
+}
+
+/// The prompt is computed: its first token goes to the decode side, its pages stay until they have arrived.
+pub(super) fn conclude(
+    side: &Side,
+    flight: &Flight,
+    caches: PrefillCaches,
+    last: &[f32],
+) -> Result<(), Failure> {
+    let total = flight.prompt_ids.len() as u32;
     if side.plan.fed_ids.is_some() {
         let bits = last.iter().map(|logit| logit.to_bits()).collect();
         side.note(|summary| summary.last_logits = Some(bits));
     }
     let is_wanted = !flight.is_aborted();
-    flight.keep(caches.into_lease());
+    caches.keep();
     if is_wanted {
-        let aux = side
-            .speaker
-            .aux(flight.offer.id, total as u32, arg_max(&last));
+        let aux = side.speaker.aux(flight.offer.id, total, arg_max(last));
         side.agent
             .send(side.watch.peer(), plan::wrap(&aux))
             .map_err(|error| transfer_failure(&error))?;
     }
-    Ok(None)
+    Ok(())
 }
 
 /// Waits for pages: other requests of this side give them back. `None` when the flight was given up.

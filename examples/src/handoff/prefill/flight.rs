@@ -17,6 +17,8 @@ pub(super) struct Flight {
     is_aborted: AtomicBool,
     handles: Mutex<Vec<TransferHandle>>,
     pages: Mutex<Pages>,
+    /// Pages of a prefix that did not come, and those behind it; operations may still read them.
+    former: Mutex<Vec<DrainingFlight>>,
 }
 
 /// The request's own pages on this side.
@@ -41,6 +43,7 @@ impl Flight {
             is_aborted: AtomicBool::new(false),
             handles: Mutex::default(),
             pages: Mutex::new(Pages::Waiting),
+            former: Mutex::default(),
         })
     }
 
@@ -76,6 +79,12 @@ impl Flight {
         *self.pages() = Pages::Kept(lease);
     }
 
+    /// The compute thread goes on in other pages.
+    pub(super) fn keep_former(&self, lease: WriteLease) {
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.push(lease.close());
+    }
+
     /// The compute thread never got pages.
     pub(super) fn keep_nothing(&self) {
         *self.pages() = Pages::Free;
@@ -102,7 +111,9 @@ impl Flight {
         };
         let is_free = matches!(next, Pages::Free);
         *pages = next;
-        is_free
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.retain_mut(|draining| !draining.poll());
+        is_free && former.is_empty()
     }
 
     /// A post that failed, of a flight that was not given up.

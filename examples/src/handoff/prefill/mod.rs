@@ -13,6 +13,9 @@ mod planter;
 #[path = "no_planter.rs"]
 mod planter;
 mod session;
+mod talk;
+mod tiers;
+mod turn;
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +34,12 @@ use super::options::{HostOptions, PromptOptions};
 use super::plan::{self, PrefillSummary, RunPlan};
 use super::prompt::PromptSource;
 use super::protocol::Speaker;
+use super::turns::schedule;
+use super::turns::sizes::TierSizes;
 use super::{cancel, sizing, timeline};
+
+use talk::Talk;
+use tiers::Tiers;
 
 /// What the decode side reports at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +55,8 @@ struct Side {
     host: Host,
     agent: Agent,
     pools: PoolSet,
+    /// Prefixes, in a run of conversations.
+    tiers: Option<Tiers>,
     activity: Arc<Activity>,
     markers: PhaseMarkers,
     observer: Arc<dyn Observer>,
@@ -91,9 +101,25 @@ pub fn run(
         .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
     let host = Host::load(options)?;
     let source = PromptSource::of(prompt, options.seed, host.vocab_size())?;
-    let tokens = prompt.tokens.unwrap_or(source.token_count());
-    let size = sizing::sender(options, &host.schema, tokens, prompt);
+    let talk = prompt
+        .turns
+        .as_ref()
+        .map(|turns| schedule::Plan::of(options.seed, turns, &source));
+    let (tokens, size, tier_sizes) = match (&talk, &prompt.turns) {
+        (Some(plan), Some(turns)) => {
+            let sizes = TierSizes::of(&host.schema, plan, turns, prompt.concurrency);
+            (plan.longest_prompt(), sizes.device, Some(sizes))
+        }
+        _ => {
+            let tokens = prompt.tokens.unwrap_or(source.token_count());
+            let size = sizing::sender(options, &host.schema, tokens, prompt);
+            (tokens, size, None)
+        }
+    };
     let pools = link::make_pools(options, &host, size, &agent)?;
+    let tiers = tier_sizes
+        .map(|sizes| Tiers::connect(&agent, &pools, &sizes))
+        .transpose()?;
     let peer = link::connect(&agent, target, deadline)?;
     let plan = RunPlan {
         prefill_pid: std::process::id(),
@@ -109,6 +135,7 @@ pub fn run(
         hold: prompt.hold,
         fault: options.fault.clone(),
         fed_ids: prompt.given.as_ref().map(|given| given.steps.clone()),
+        conversations: prompt.turns.clone(),
     };
     let peer_incarnation = link::incarnation(&agent, peer)?;
     let side = Arc::new(Side {
@@ -122,6 +149,7 @@ pub fn run(
         host,
         agent,
         pools,
+        tiers,
         activity,
         markers,
         observer,
@@ -132,5 +160,5 @@ pub fn run(
     let (work, flights) = mpsc::channel();
     let (tell, inbox) = mpsc::channel();
     compute::start(Arc::clone(&side), flights, tell)?;
-    session::Session::new(side, work).run(&inbox)
+    session::Session::new(side, work, talk.map(Talk::new)).run(&inbox)
 }

@@ -105,6 +105,11 @@ impl Outbox {
         })
     }
 
+    /// What is posted from now on is of other slots; what was posted stands.
+    pub(super) fn post_from(&mut self, ledger: &Arc<FlightLedger>) {
+        self.courier.ledger = Arc::clone(ledger);
+    }
+
     /// Posts every segment of `layer` that ends within what is written.
     pub(super) fn send(
         &mut self,

@@ -9,6 +9,7 @@ use kvgate_transfer::{AgentEvent, Deadline, PeerId};
 
 use super::compute::Computed;
 use super::flight::Flight;
+use super::talk::Talk;
 use super::{Finish, Side};
 use crate::handoff::cancel::CancelMoment;
 use crate::handoff::control::Progress;
@@ -37,6 +38,8 @@ enum State {
 pub(super) struct Session {
     side: Arc<Side>,
     work: Sender<Arc<Flight>>,
+    /// The requests are turns of these.
+    talk: Option<Talk>,
     /// Requests that are not over.
     open: BTreeMap<u32, State>,
     /// Requests that are over and whose pages are still read by operations.
@@ -45,23 +48,30 @@ pub(super) struct Session {
     ready: VecDeque<Arc<Flight>>,
     next_request: u32,
     computed_tokens: u64,
+    /// Of all requests that were submitted.
+    prompt_tokens: u64,
     is_welcome: bool,
     has_summed_up: bool,
+    /// Since when only moves between tiers are waited for.
+    moves_since: Option<Instant>,
     last_event_at: Instant,
 }
 
 impl Session {
-    pub(super) fn new(side: Arc<Side>, work: Sender<Arc<Flight>>) -> Self {
+    pub(super) fn new(side: Arc<Side>, work: Sender<Arc<Flight>>, talk: Option<Talk>) -> Self {
         Self {
             side,
             work,
+            talk,
             open: BTreeMap::new(),
             releasing: Vec::new(),
             ready: VecDeque::new(),
             next_request: 0,
             computed_tokens: 0,
+            prompt_tokens: 0,
             is_welcome: false,
             has_summed_up: false,
+            moves_since: None,
             last_event_at: Instant::now(),
         }
     }
@@ -116,8 +126,11 @@ impl Session {
                 Message::Side(message) => match *message {
                     SideMessage::Finish { code, text } => Ok(Some(Finish { code, text })),
                     SideMessage::Failed(failure) => Err(failure),
-                    SideMessage::Ended { request } => {
-                        self.end(request);
+                    SideMessage::Ended {
+                        request,
+                        output_ids,
+                    } => {
+                        self.end(request, &output_ids);
                         Ok(None)
                     }
                     SideMessage::LayerRead { request, layer } => self
@@ -191,7 +204,10 @@ impl Session {
     }
 
     /// The decode side is through with a request.
-    fn end(&mut self, request: u32) {
+    fn end(&mut self, request: u32, output_ids: &[u32]) {
+        if let Some(talk) = &mut self.talk {
+            talk.answer(request, output_ids);
+        }
         if let Some(State::Sending(flight)) = self.open.remove(&request) {
             self.releasing.push(flight);
         }
@@ -213,10 +229,7 @@ impl Session {
 
     fn on_offer(&mut self, offer: Offer) -> Result<(), Failure> {
         let id = offer.id;
-        let prompt_ids = self
-            .side
-            .source
-            .prompt(id.request, self.side.plan.prompt_tokens);
+        let prompt_ids = self.prompt(id.request).unwrap_or_default();
         match self.open.remove(&id.request) {
             Some(State::Submitted) => {
                 let flight = Flight::new(prompt_ids, offer);
@@ -304,7 +317,8 @@ impl Session {
                 let id = flight.offer.id;
                 self.tell(&self.side.speaker.abort_ack(id))?;
                 if self.side.planter.tries_again(id) {
-                    self.submit(request, id.attempt + 1)?;
+                    let prompt_ids = self.prompt(request).unwrap_or_default();
+                    self.submit(request, id.attempt + 1, prompt_ids)?;
                     self.open.insert(request, State::Submitted);
                 }
             }
@@ -316,8 +330,13 @@ impl Session {
     fn submit_more(&mut self) -> Result<(), Failure> {
         while self.is_welcome && self.may_submit() {
             let request = self.next_request;
+            let Some(prompt_ids) = self.prompt(request) else {
+                // The former turn of its conversation is not answered.
+                return Ok(());
+            };
             self.next_request += 1;
-            self.submit(request, 0)?;
+            self.prompt_tokens += prompt_ids.len() as u64;
+            self.submit(request, 0, prompt_ids)?;
             let moment = self.side.moments.get(request as usize).copied().flatten();
             if moment == Some(CancelMoment::BeforeOffer) {
                 let id = FlightId {
@@ -346,15 +365,24 @@ impl Session {
             && self.side.planter.lets_others_in(&is_open)
     }
 
-    fn submit(&self, request: u32, attempt: u32) -> Result<(), Failure> {
-        let plan = &self.side.plan;
-        let prompt_ids = self.side.source.prompt(request, plan.prompt_tokens);
+    fn submit(&self, request: u32, attempt: u32, prompt_ids: Vec<u32>) -> Result<(), Failure> {
         self.tell(&self.side.speaker.submit(Submission {
             request,
             attempt,
             prompt_ids,
-            steps: plan.steps,
+            steps: self.side.plan.steps,
         }))
+    }
+
+    /// The prompt of a request; `None` while what it begins with has not been said.
+    fn prompt(&self, request: u32) -> Option<Vec<u32>> {
+        match &self.talk {
+            Some(talk) => talk.prompt(request),
+            None => {
+                let tokens = self.side.plan.prompt_tokens;
+                Some(self.side.source.prompt(request, tokens))
+            }
+        }
     }
 
     /// After the last request: what was measured.
@@ -366,6 +394,12 @@ impl Session {
         {
             return Ok(());
         }
+        if let Some(tiers) = &self.side.tiers
+            && !tiers.is_quiet()
+        {
+            let since = *self.moves_since.get_or_insert_with(Instant::now);
+            return tiers.check_moves(since, self.side.watch.deadline());
+        }
         self.has_summed_up = true;
         let mut summary = std::mem::take(
             &mut *self
@@ -375,7 +409,14 @@ impl Session {
                 .unwrap_or_else(std::sync::PoisonError::into_inner),
         );
         summary.cpu_ms = timeline::process_cpu_ms();
-        summary.pages_conserved = self.side.pages_conserved();
+        if let Some(tiers) = &self.side.tiers {
+            summary.prompt_tokens = self.prompt_tokens;
+            summary.tiers = Some(tiers.finish());
+            summary.pages_conserved = tiers.is_conserved();
+        } else {
+            summary.pages_conserved = true;
+        }
+        summary.pages_conserved &= self.side.pages_conserved();
         self.say(&SideMessage::Summary(summary))
     }
 

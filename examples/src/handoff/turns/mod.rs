@@ -1,17 +1,21 @@
-//! Conversations of several turns over the tiers of the cache, in one process: every turn goes on behind the
-//! longest prefix that the device pool or the host tier has, and is compared with a run without a cache.
+//! Conversations of several turns over the tiers of the cache: every turn goes on behind the longest prefix that
+//! the device pool or the host tier has, and is compared with a run without a cache. What is here runs them in one
+//! process (`--transport local`); who says what and how large the tiers are is the same over two processes.
 
 mod report;
-mod schedule;
+pub(crate) mod schedule;
 mod serve;
+pub(crate) mod sizes;
 
 use std::str::FromStr;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::console;
-use super::failure::{Failure, FailureKind};
+use super::failure::Failure;
 use super::model::Host;
-use super::options::{HostOptions, PromptOptions, Transport};
+use super::options::{HostOptions, PromptOptions};
 use super::prompt::PromptSource;
 use super::report::failure_json;
 
@@ -23,7 +27,7 @@ use serve::Server;
 pub(crate) const DECODED_TOKENS: u32 = 16;
 
 /// How much a tier holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TierPages {
     /// Everything that the run stores.
     #[default]
@@ -49,7 +53,7 @@ impl FromStr for TierPages {
 }
 
 /// What a run of conversations is asked to do.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnOptions {
     /// Conversations.
     pub sessions: u32,
@@ -94,14 +98,6 @@ fn converse(
     prompt: &PromptOptions,
     turns: &TurnOptions,
 ) -> Result<Report, Failure> {
-    if options.transport != Transport::Local {
-        let message = format!(
-            "--transport is {}, expected local: the turns of a conversation are computed in one process",
-            options.transport.id()
-        );
-        let failure = Failure::new(FailureKind::Usage, message);
-        return Err(failure.with_field("transport", options.transport.id()));
-    }
     let began = Instant::now();
     let host = Host::load(options)?;
     let source = PromptSource::open(
@@ -110,14 +106,7 @@ fn converse(
         host.vocab_size(),
     )?;
     let plan = Plan::new(options.seed, turns.sessions, turns.turns, &source);
-    let longest = plan.longest_tokens();
-    if longest > host.context_tokens() {
-        let expected = format!(
-            "at most {} tokens at the end of a conversation",
-            host.context_tokens()
-        );
-        return Err(Failure::input("turns", turns.turns, &expected).with_field("turns", longest));
-    }
+    check_length(&plan, host.context_tokens())?;
     let mut server = Server::new(&host, options, prompt.chunk, turns, &plan)?;
     for turn in plan.order() {
         server.serve(&plan, *turn)?;
@@ -125,6 +114,16 @@ fn converse(
     let mut report = server.finish()?;
     report.elapsed_ms = began.elapsed().as_millis() as u64;
     Ok(report)
+}
+
+/// The longest conversation must fit into the context of the model.
+pub(crate) fn check_length(plan: &Plan, context_tokens: u32) -> Result<(), Failure> {
+    let longest = plan.longest_tokens();
+    if longest <= context_tokens {
+        return Ok(());
+    }
+    let expected = format!("at most {context_tokens} tokens at the end of a conversation");
+    Err(Failure::input("turns", longest, &expected))
 }
 
 #[cfg(test)]

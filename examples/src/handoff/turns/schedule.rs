@@ -1,10 +1,12 @@
 //! Who says what, and when: the tokens of every turn, and the order of the turns.
 
-use super::DECODED_TOKENS;
+use kvgate_kvcache::schema::PAGE_TOKENS;
+
+use super::{DECODED_TOKENS, TurnOptions};
 use crate::handoff::prompt::{PromptSource, mix};
 
 /// Tokens that all conversations begin with: a system prompt.
-pub(super) const COMMON_TOKENS: u32 = 512;
+pub(crate) const COMMON_TOKENS: u32 = 512;
 /// Tokens of a user's turn, least and most.
 const TURN_TOKENS: (u32, u32) = (260, 340);
 /// Lengths of a prompt, as (modulus, rest), that a run has in turn: ends of groups, and what lies beside them.
@@ -20,16 +22,16 @@ const RESTS: [(u32, u32); 7] = [
 
 /// One turn of one conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     /// The conversation, from 0.
-    pub(super) session: u32,
+    pub(crate) session: u32,
     /// The turn, from 0.
-    pub(super) turn: u32,
+    pub(crate) turn: u32,
 }
 
 /// The conversations of a run. The same seed gives the same ones.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     common: Vec<u32>,
     /// What the user says, by conversation and turn.
     said: Vec<Vec<Vec<u32>>>,
@@ -37,7 +39,12 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(seed: u64, sessions: u32, turns: u32, source: &PromptSource) -> Plan {
+    /// The conversations that a run is asked for.
+    pub(crate) fn of(seed: u64, turns: &TurnOptions, source: &PromptSource) -> Plan {
+        Plan::new(seed, turns.sessions, turns.turns, source)
+    }
+
+    pub(crate) fn new(seed: u64, sessions: u32, turns: u32, source: &PromptSource) -> Plan {
         let mut wanted = RESTS.iter().cycle();
         let mut next = *wanted.next().unwrap_or(&RESTS[0]);
         let mut said = Vec::new();
@@ -62,37 +69,47 @@ impl Plan {
         }
     }
 
-    pub(super) fn order(&self) -> &[Turn] {
+    /// Conversations.
+    pub(crate) fn sessions(&self) -> usize {
+        self.said.len()
+    }
+
+    pub(crate) fn order(&self) -> &[Turn] {
         &self.order
     }
 
     /// What all conversations begin with.
-    pub(super) fn common(&self) -> &[u32] {
+    pub(crate) fn common(&self) -> &[u32] {
         &self.common
     }
 
     /// What the user says in a turn.
-    pub(super) fn said(&self, turn: Turn) -> &[u32] {
+    pub(crate) fn said(&self, turn: Turn) -> &[u32] {
         &self.said[turn.session as usize][turn.turn as usize]
     }
 
     /// Tokens of a conversation at its end.
-    pub(super) fn tokens_of(&self, session: u32) -> u32 {
+    pub(crate) fn tokens_of(&self, session: u32) -> u32 {
         let lines = &self.said[session as usize];
         let turns = lines.iter().map(|line| line.len() as u32 + DECODED_TOKENS);
         COMMON_TOKENS + turns.sum::<u32>()
     }
 
     /// Tokens of the longest conversation.
-    pub(super) fn longest_tokens(&self) -> u32 {
+    pub(crate) fn longest_tokens(&self) -> u32 {
         (0..self.said.len() as u32)
             .map(|session| self.tokens_of(session))
             .max()
             .unwrap_or(0)
     }
 
+    /// Tokens of the longest prompt.
+    pub(crate) fn longest_prompt(&self) -> u32 {
+        self.longest_tokens() - DECODED_TOKENS
+    }
+
     /// Full pages of all conversations, the common ones once; and ends that are worth going on from.
-    pub(super) fn stored(&self) -> (u32, u32) {
+    pub(crate) fn stored(&self) -> (u32, u32) {
         let sessions = self.said.len() as u32;
         let common = COMMON_TOKENS / 256;
         let own: u32 = (0..sessions)
@@ -102,6 +119,22 @@ impl Plan {
         // The end of each prompt, of each answer that crosses a page, and of the common part.
         (common + own, 2 * turns as u32 + 1)
     }
+}
+
+/// The next boundary behind `from` at which a prefix is published, up to `end`: the end of the common part, and
+/// the last page end of what is computed now.
+pub(crate) fn next_boundary(from: u32, end: u32) -> Option<u32> {
+    let last = end / PAGE_TOKENS * PAGE_TOKENS;
+    [COMMON_TOKENS, last]
+        .into_iter()
+        .filter(|at| *at > from && *at <= end)
+        .min()
+}
+
+/// Tokens that a conversation of so many turns has at the most.
+pub(crate) fn most_tokens(turns: u32) -> u32 {
+    let each = TURN_TOKENS.1 + DECODED_TOKENS;
+    COMMON_TOKENS.saturating_add(turns.saturating_mul(each))
 }
 
 /// Tokens of one turn behind `history`, and whether the prompt has the rest that is wanted now.
@@ -116,7 +149,7 @@ fn turn_tokens(draw: u64, history: u32, (modulus, rest): (u32, u32)) -> (u32, bo
 
 /// A third of the turns follows its conversation's former one directly, a third with 2 to 4 others between,
 /// the rest with 10 or more, as far as there are others.
-fn order_of(seed: u64, sessions: u32, turns: u32) -> Vec<Turn> {
+pub(crate) fn order_of(seed: u64, sessions: u32, turns: u32) -> Vec<Turn> {
     let mut done = vec![0_u32; sessions as usize];
     let mut due: Vec<(u64, u32)> = Vec::new();
     let mut begun = 0;

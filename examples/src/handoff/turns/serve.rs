@@ -4,23 +4,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvgate_hicache::Hicache;
 use kvgate_hicache::cache::{Found, Origin};
-use kvgate_hicache::host::{HostConfig, host_side};
-use kvgate_hicache::policy::S3Fifo;
-use kvgate_hicache::{Hicache, Side};
-use kvgate_kvcache::identity::Namespace;
 use kvgate_kvcache::prefix::{Checkpoint, CheckpointWriter};
 use kvgate_kvcache::schema::PAGE_TOKENS;
 use kvgate_kvcache::{
-    self as kvcache, LayerId, LayerMut, MemoryKind, PoolConfig, PoolSet, PrefixTree, Room, Space,
-    WriteLease, WrittenLayer,
+    self as kvcache, LayerId, LayerMut, MemoryKind, PoolConfig, PoolSet, Room, Space, WriteLease,
+    WrittenLayer,
 };
 use kvgate_model::{LayerCaches, Logits, ModelError};
 use kvgate_transfer::{Agent, Deadline};
 
 use super::report::{Difference, Report, TierHits, Verdict};
-use super::schedule::{COMMON_TOKENS, Plan, Turn};
-use super::{DECODED_TOKENS, TierPages, TurnOptions};
+use super::schedule::{Plan, Turn, next_boundary};
+use super::sizes::{self, TierSizes};
+use super::{DECODED_TOKENS, TurnOptions};
 use crate::handoff::compare::RowDigests;
 use crate::handoff::failure::Failure;
 use crate::handoff::model::{Host, cache_failure, model_failure};
@@ -28,9 +26,6 @@ use crate::handoff::mono::{Mono, Sequence};
 use crate::handoff::options::HostOptions;
 use crate::handoff::rows;
 use crate::handoff::sampling::arg_max;
-
-/// Pages that a small tier holds beyond one request.
-const SPARE_PAGES: u32 = 2;
 
 /// Device pool, host tier, conversations, and what came of them.
 pub(super) struct Server<'a> {
@@ -74,32 +69,9 @@ impl<'a> Server<'a> {
         turns: &TurnOptions,
         plan: &Plan,
     ) -> Result<Self, Failure> {
-        let schema = &host.schema;
-        let request = schema.slots_for(plan.longest_tokens());
-        let (stored_pages, ends) = plan.stored();
-        let pages = |asked: TierPages, share: u32, least: u32| match asked {
-            TierPages::Everything => stored_pages + least,
-            TierPages::Small => (stored_pages / share).max(least),
-            TierPages::Pages(pages) => pages,
-        };
-        let least = request.of(Space::Page) + SPARE_PAGES;
-        let (device_pages, host_pages) = (
-            pages(turns.device_pages, 8, least),
-            pages(turns.host_pages, 2, least),
-        );
-        // Ends take window slots in the measure in which pages are there for them.
-        let share = |pages: u32| {
-            let ends = u64::from(ends) * u64::from(pages) / u64::from(stored_pages.max(1));
-            (ends as u32).clamp(2, ends.max(2) as u32)
-        };
-        let config = PoolConfig {
-            pages: device_pages,
-            windows: request.of(Space::Window) + share(device_pages),
-            requests: 1,
-            memory: MemoryKind::Host,
-        };
-        let cache = connect(host, config, host_pages, share(host_pages))
-            .map_err(|error| cache_failure(&error))?;
+        let sizes = TierSizes::of(&host.schema, plan, turns, 1);
+        let config = sizes.device_config(MemoryKind::Host);
+        let cache = connect_here(host, config, &sizes).map_err(|error| cache_failure(&error))?;
         let mut sessions = Vec::new();
         for session in 0..turns.sessions {
             let cold = match turns.is_verified {
@@ -115,7 +87,7 @@ impl<'a> Server<'a> {
             chunk_tokens,
             deadline: Duration::from_millis(options.deadline_ms),
             sessions,
-            report: empty_report(turns, device_pages, host_pages),
+            report: empty_report(turns, sizes.device.pages, sizes.host_pages),
         })
     }
 
@@ -402,42 +374,16 @@ impl LayerCaches for TurnCaches {
     }
 }
 
-/// The next boundary behind `from` at which a prefix is published, up to `end`: the end of the common part, and
-/// the last page end of what is computed now.
-fn next_boundary(from: u32, end: u32) -> Option<u32> {
-    let last = end / PAGE_TOKENS * PAGE_TOKENS;
-    [COMMON_TOKENS, last]
-        .into_iter()
-        .filter(|at| *at > from && *at <= end)
-        .min()
-}
-
 /// Two agents of this process with their pools, and the cache over both.
-fn connect(
+fn connect_here(
     host: &Host,
     config: PoolConfig,
-    host_pages: u32,
-    host_ends: u32,
+    sizes: &TierSizes,
 ) -> Result<Hicache, kvcache::Error> {
-    let schema = &host.schema;
-    let namespace = Namespace::new(schema, PAGE_TOKENS, b"")?;
     let agent = Agent::builder("device").build()?;
-    let pools = PoolSet::new(Arc::clone(schema), config)?;
+    let pools = PoolSet::new(Arc::clone(&host.schema), config)?;
     pools.register(&agent)?;
-    let tree = PrefixTree::in_namespace(&pools, namespace.clone(), Box::<S3Fifo>::default())?;
-    let device = Side::new(&agent, &pools, tree)?;
-    let host = host_side(
-        schema,
-        namespace,
-        HostConfig {
-            pages: host_pages,
-            checkpoints: host_ends,
-            memory: MemoryKind::Host,
-            policy: None,
-        },
-    )?;
-    let (to_host, to_device) = Agent::connect_local(device.agent(), host.agent())?;
-    Hicache::over(device, host, to_host, to_device)
+    sizes::connect(&agent, &pools, sizes)
 }
 
 fn empty_report(turns: &TurnOptions, device_pages: u32, host_pages: u32) -> Report {

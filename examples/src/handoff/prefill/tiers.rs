@@ -1,0 +1,205 @@
+//! The tiers of the prefill side: its device pool and a host tier behind one lookup.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvgate_hicache::Hicache;
+use kvgate_hicache::cache::{Found, Origin};
+use kvgate_kvcache::schema::PAGE_TOKENS;
+use kvgate_kvcache::{PoolSet, Room, Space, WriteLease};
+use kvgate_transfer::Agent;
+
+use super::Side;
+use super::flight::Flight;
+use crate::handoff::failure::Failure;
+use crate::handoff::model::cache_failure;
+use crate::handoff::report::{TierHits, TierWork};
+use crate::handoff::turns::sizes::{self, TierSizes};
+
+/// Names of the tiers, nearest first.
+const TIERS: [&str; 2] = ["device", "host"];
+
+/// The cache of prefixes, and what it was good for.
+pub(super) struct Tiers {
+    pub(super) cache: Hicache,
+    work: Mutex<TierWork>,
+}
+
+/// A request that may begin.
+pub(super) struct Begun {
+    pub(super) lease: WriteLease,
+    /// Tokens that were found, and where.
+    pub(super) found: Option<(u32, Origin)>,
+}
+
+impl Tiers {
+    pub(super) fn connect(
+        agent: &Agent,
+        pools: &PoolSet,
+        sizes: &TierSizes,
+    ) -> Result<Tiers, Failure> {
+        let cache = sizes::connect(agent, pools, sizes).map_err(|error| cache_failure(&error))?;
+        let tier = |tier: &str| TierHits {
+            tier: tier.to_owned(),
+            ..TierHits::default()
+        };
+        let work = TierWork {
+            device_pages: sizes.device.pages,
+            host_pages: sizes.host_pages,
+            tiers: TIERS.map(tier).to_vec(),
+            ..TierWork::default()
+        };
+        Ok(Tiers {
+            cache,
+            work: Mutex::new(work),
+        })
+    }
+
+    /// Slots for a request, behind the longest prefix there is. `None` when the flight was given up.
+    pub(super) fn begin(&self, side: &Side, flight: &Flight) -> Result<Option<Begun>, Failure> {
+        let since = Instant::now();
+        let mut found = self.cache.lookup(&flight.prompt_ids);
+        while !flight.is_aborted() {
+            let origin = found.as_ref().map(|found| (found.tokens, found.origin));
+            match self.try_reserve(side, flight, found.take())? {
+                Ok(lease) => {
+                    return Ok(Some(Begun {
+                        lease,
+                        found: origin,
+                    }));
+                }
+                Err(kept) => found = kept,
+            }
+            self.wait_for_room(side, since)?;
+        }
+        Ok(None)
+    }
+
+    /// Slots for a request that computes everything. `None` when the flight was given up.
+    pub(super) fn begin_cold(
+        &self,
+        side: &Side,
+        flight: &Flight,
+    ) -> Result<Option<WriteLease>, Failure> {
+        let since = Instant::now();
+        while !flight.is_aborted() {
+            if let Ok(lease) = self.try_reserve(side, flight, None)? {
+                return Ok(Some(lease));
+            }
+            self.wait_for_room(side, since)?;
+        }
+        Ok(None)
+    }
+
+    /// One try; a prefix comes back when there is no room behind it now.
+    fn try_reserve(
+        &self,
+        side: &Side,
+        flight: &Flight,
+        found: Option<Found>,
+    ) -> Result<Result<WriteLease, Option<Found>>, Failure> {
+        let tokens = flight.prompt_ids.len() as u32;
+        let room = Room(u64::from(flight.request()));
+        let counts = side.host.schema.slots_for(tokens);
+        let held_pages = found.as_ref().map_or(0, |found| found.tokens / PAGE_TOKENS);
+        let own_pages = counts.of(Space::Page) - held_pages;
+        let device = self.cache.device();
+        // Without room the pools say so themselves.
+        let _has_room = device.make_room(own_pages, counts.of(Space::Window));
+        let Some(found) = found else {
+            return match device.pools().reserve(tokens, room) {
+                Ok(lease) => Ok(Ok(lease)),
+                Err(error) if error.is_retryable() => Ok(Err(None)),
+                Err(error) => Err(cache_failure(&error)),
+            };
+        };
+        let (held, origin) = (found.tokens, found.origin);
+        match device.pools().resume(found.lease, tokens, room) {
+            Ok(lease) => Ok(Ok(lease)),
+            Err(refused) if refused.1.is_retryable() => Ok(Err(Some(Found {
+                lease: refused.0,
+                tokens: held,
+                origin,
+            }))),
+            Err(refused) => Err(cache_failure(&refused.1)),
+        }
+    }
+
+    /// Slots come back when the decode side says Done, and when a backup that reads them has ended.
+    fn wait_for_room(&self, side: &Side, since: Instant) -> Result<(), Failure> {
+        self.cache.settle();
+        side.watch
+            .check(since, "a wait for pages of the prefill side")?;
+        thread::sleep(Duration::from_millis(1));
+        Ok(())
+    }
+
+    /// What a request found; `load` is the time until the last layer of it could be read.
+    pub(super) fn count(
+        &self,
+        side: &Side,
+        prompt_tokens: u32,
+        found: Option<(u32, Origin)>,
+        load: Option<Duration>,
+    ) {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = found.map_or(0, |(tokens, _)| tokens);
+        work.computed_tokens += u64::from(prompt_tokens - start);
+        let Some((tokens, origin)) = found else {
+            work.misses += 1;
+            return;
+        };
+        let (index, moves) = match origin {
+            Origin::Device => (0, false),
+            Origin::Host => (1, true),
+        };
+        let tier = &mut work.tiers[index];
+        tier.hits += 1;
+        tier.hit_tokens += u64::from(tokens);
+        if moves {
+            let schema = &side.host.schema;
+            let pages = u64::from(tokens / PAGE_TOKENS) * schema.slot_bytes(Space::Page);
+            let windows = schema.boundary_windows(tokens).len() as u64;
+            tier.bytes += pages + windows * schema.slot_bytes(Space::Window);
+        }
+        tier.load_ms += load.map_or(0.0, |load| load.as_secs_f64() * 1_000.0);
+    }
+
+    /// Whether nothing is on its way between the tiers.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.cache.settle();
+        self.cache.open_moves() == (0, 0)
+    }
+
+    /// Moves end by themselves; one that does not is a bug of this program.
+    pub(super) fn check_moves(&self, since: Instant, limit: Duration) -> Result<(), Failure> {
+        if since.elapsed() <= limit {
+            return Ok(());
+        }
+        let (backups, loads) = self.cache.open_moves();
+        let text = format!("{backups} backups and {loads} loads do not end");
+        Err(Failure::internal(text))
+    }
+
+    /// Gives everything up that is kept, and says what was done.
+    pub(super) fn finish(&self) -> TierWork {
+        for side in [self.cache.device(), self.cache.host()] {
+            // Until nothing more can go: an inner page goes once those behind it have gone.
+            while side.tree().evict(u32::MAX) > 0 {}
+        }
+        let counts = self.cache.counts();
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        work.backups = counts.backups.into();
+        work.loads = counts.loads.into();
+        work.clone()
+    }
+
+    /// Every page of the host tier is free again.
+    pub(super) fn is_conserved(&self) -> bool {
+        let stats = self.cache.host().pools().stats();
+        let busy =
+            [stats.pages, stats.windows, stats.requests].map(|space| space.owned + space.draining);
+        stats.is_conserved() && busy == [0; 3]
+    }
+}
