@@ -1,5 +1,5 @@
 //! I-2, I-6: a frame that lies in the ring of a peer comes whole and behind the bytes it speaks of, and its
-//! reader does not sleep beside it.
+//! reader does not sleep beside it, nor beside a question whether it lives.
 #![cfg(kv_loom)]
 
 use kvgate_loom_tests::{Cell, model};
@@ -68,5 +68,45 @@ fn nobody_sleeps_beside_a_chunk() {
             }
         }
         sender.join().unwrap();
+    });
+}
+
+/// The reader looks, finds nothing and goes to sleep, while somebody asks for a sign of life beside the writer.
+#[test]
+fn nobody_sleeps_beside_a_question() {
+    model("nobody_sleeps_beside_a_question", || {
+        let (writer, mut reader) = ring(4);
+        let mut asker = writer.asker();
+        let bell = Arc::new((Mutex::new(false), Condvar::new()));
+        let looks = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                // Awake until it has looked twice and may sleep: then the bell is the only way on.
+                for _ in 0..2 {
+                    assert!(reader.take().is_none());
+                    if reader.park(Sleeper::Owner) {
+                        let mut rung = bell.0.lock();
+                        while !*rung {
+                            bell.1.wait(&mut rung);
+                        }
+                        reader.unpark();
+                        break;
+                    }
+                }
+                assert!(reader.take().is_none());
+            })
+        };
+        asker.ask();
+        let must_wake = writer.must_wake();
+        if must_wake.is_none() {
+            // It was awake: it answers without a bell, however soon it wants to sleep.
+            while !asker.is_answered() {
+                thread::yield_now();
+            }
+        }
+        *bell.0.lock() = true;
+        bell.1.notify_all();
+        looks.join().unwrap();
+        assert!(asker.is_answered());
     });
 }

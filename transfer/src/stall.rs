@@ -10,6 +10,9 @@ use crate::ids::OpId;
 pub enum StallCause {
     /// The process of the peer is stopped, by a signal or a debugger.
     PeerStopped,
+    /// Its process lives, and nobody there attends to what this side sends: a thread that is stuck, or gets no
+    /// processor. Only where both share memory.
+    PeerSilent,
     /// The socket or the ring takes no more bytes: the peer, or what lies between, does not read.
     SocketFull,
     /// Everything was sent, and the peer has not answered.
@@ -35,6 +38,7 @@ impl StallCause {
     pub fn name(&self) -> &'static str {
         match self {
             Self::PeerStopped => "peer_stopped",
+            Self::PeerSilent => "peer_silent",
             Self::SocketFull => "socket_full",
             Self::NotAnswered => "not_answered",
             Self::Suspended => "suspended",
@@ -50,6 +54,7 @@ impl fmt::Display for StallCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PeerStopped => f.write_str("the process of the peer is stopped"),
+            Self::PeerSilent => f.write_str("the peer leaves its heartbeat unanswered"),
             Self::SocketFull => f.write_str("the peer takes nothing from its socket or ring"),
             Self::NotAnswered => f.write_str("the peer does not answer"),
             Self::Suspended => {

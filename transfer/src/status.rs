@@ -97,6 +97,9 @@ record! {
         memories: Vec<PeerMemory>,
         /// Milliseconds since anything was heard from it.
         last_progress_age_ms: u64,
+        /// Milliseconds for which it has left a heartbeat unanswered, 0 while it answers: each look at the status
+        /// asks for the next one. Nothing where it shares no memory with this process, or has ended.
+        heartbeat_age_ms: Option<u64>,
         /// Why the connection has ended; nothing while it stands.
         down: Option<String>,
         /// Why the connection has broken, while another one may take its place.
@@ -221,7 +224,13 @@ impl fmt::Display for PeerStatus {
         match (&self.down, &self.suspended) {
             (Some(cause), _) => writeln!(f, ", down: {cause}"),
             (None, Some(cause)) => writeln!(f, ", suspended: {cause}"),
-            (None, None) => writeln!(f, ", heard {} ms ago", self.last_progress_age_ms),
+            (None, None) => {
+                write!(f, ", heard {} ms ago", self.last_progress_age_ms)?;
+                match self.heartbeat_age_ms {
+                    Some(age_ms @ 1..) => writeln!(f, ", no heartbeat for {age_ms} ms"),
+                    _ => writeln!(f),
+                }
+            }
         }
     }
 }

@@ -532,3 +532,32 @@ fn memory_that_a_stopped_peer_may_write_is_kept_beyond_the_shutdown() {
         region.close(soon()).map_err(|(_, error)| error).unwrap();
     });
 }
+
+/// Dead, stopped and slow are three things, and a look at the status tells them apart without a message.
+#[test]
+fn a_stopped_peer_has_no_heartbeat_and_a_dead_one_is_gone() {
+    each_transport("heartbeat", |address| {
+        let (here, mut other, peer) = with_child("reader", address);
+        let silence_ms = || here.agent.status().peers[0].heartbeat_age_ms;
+        if !matches!(address, Address::Shm(_) | Address::Cma(_)) {
+            return assert_eq!(silence_ms(), None, "no memory is shared");
+        }
+        let until = |holds: &dyn Fn(u64) -> bool| {
+            let deadline = soon();
+            while !holds(silence_ms().expect("it has not ended")) {
+                assert!(!deadline.has_passed(), "{:?}", silence_ms());
+                std::thread::yield_now();
+            }
+        };
+        until(&|ms| ms == 0);
+        other.signal(Signal::STOP);
+        until(&|ms| ms >= 200);
+        assert!(here.agent.peer(peer).is_some(), "a silent peer is not dead");
+        other.signal(Signal::CONT);
+        until(&|ms| ms == 0);
+        other.signal(Signal::KILL);
+        here.await_proven_end();
+        assert_eq!(silence_ms(), None);
+        other.child.wait().unwrap();
+    });
+}

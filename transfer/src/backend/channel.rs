@@ -14,10 +14,13 @@
 //!
 //! Lock order: `out`, then `deferred`. Neither is held across a callback.
 
+use std::time::{Duration, Instant};
+
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::LinkEvents;
+use super::pulse::Pulse;
 use super::reader::FrameReader;
 use super::ring::Outlet;
 use super::socket::{Bounds, Socket, StopSignal, StreamEnd, Writable, timespec};
@@ -38,6 +41,8 @@ pub(crate) struct Channel {
     /// The receive thread left something that the socket did not take.
     wants_out: AtomicBool,
     is_closed_here: AtomicBool,
+    /// Whether the peer attends to its ring, where it has one.
+    pulse: Option<Pulse>,
 }
 
 struct Out {
@@ -64,12 +69,31 @@ impl Channel {
             deferred: Mutex::new(Vec::new()),
             wants_out: AtomicBool::new(false),
             is_closed_here: AtomicBool::new(false),
+            pulse: None,
         }
     }
 
     /// From here on frames go through the ring of the peer.
     pub(super) fn write_ring(&mut self, ring: Outbox) {
+        self.pulse = Some(Pulse::new(ring.questions()));
         self.out.get_mut().outlet = Some(Outlet::new(ring));
+    }
+
+    /// How long the peer has left a heartbeat unanswered; asks for the next one. `None` where it has no ring. Never
+    /// waits. Where there is a ring nothing is deferred that whoever has the lock would have to send.
+    pub(super) fn heartbeat(&self) -> Option<Duration> {
+        let pulse = self.pulse.as_ref()?;
+        Some(
+            pulse.silence(Instant::now(), |questions| match self.out.try_lock() {
+                Some(out) => {
+                    let outlet = out.outlet.as_ref().filter(|_| out.broken.is_none());
+                    outlet.is_some_and(|outlet| outlet.wake(&self.socket).is_ok())
+                }
+                // Whoever holds it sends or copies. The bytes in a full socket wake a reader, and one that does
+                // not sleep looks by itself.
+                None => !questions.is_reader_parked() || !self.takes_bytes(),
+            }),
+        )
     }
 
     /// Whether a worker that sends frames of so many bytes now waits for nobody: nobody else sends, and the ring

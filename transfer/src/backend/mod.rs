@@ -31,6 +31,8 @@ mod parts;
 #[cfg(not(kv_loom))]
 pub(crate) mod process;
 #[cfg(not(kv_loom))]
+mod pulse;
+#[cfg(not(kv_loom))]
 pub(crate) mod reader;
 #[cfg(not(kv_loom))]
 mod reads;
@@ -287,6 +289,11 @@ pub trait Link: Send + Sync {
     fn stalled_on(&self, op: &PostedOp) -> StallCause {
         let _ = op;
         StallCause::Transport
+    }
+    /// How long the peer has left a heartbeat unanswered, and asks for the next one; zero while it answers. `None`
+    /// where it shares no word to beat with. From any thread; never waits.
+    fn heartbeat(&self) -> Option<std::time::Duration> {
+        None
     }
     /// Length of the pages of a region of the peer, where it is mapped here.
     fn granule_bytes(&self, region: crate::ids::RegionId) -> Option<u64> {

@@ -8,11 +8,13 @@
 //! Death: a pidfd of the peer's process. Readable means that its whole thread group is gone, and with
 //! it every store it could make (I-9). A closed socket alone proves nothing: a process that lives may
 //! still copy; so after it the pidfd gets a little patience, and then the answer is `Unprovable`. A
-//! stopped process is neither: nothing happens until it goes on. `Bye` is the peer's word that it
-//! stores no more, sent under the same lock that every copy holds.
+//! stopped process is neither: nothing happens until it goes on, and its heartbeat (`pulse.rs`) says no more
+//! than that nobody attends there. `Bye` is the peer's word that it stores no more, sent under the same lock
+//! that every copy holds.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use super::channel::{self, Channel, Receiver};
 use super::mailbox::{Line, Mailbox};
@@ -345,11 +347,16 @@ impl<R: Reach> Link for NeighbourLink<R> {
         if self.shared.line.process.is_stopped() {
             return StallCause::PeerStopped;
         }
-        // Behind the copy there is only the frame that tells of it.
-        match op.landing.now().is_complete() {
+        // Behind the copy there is only the frame that tells of it; before it, what others send.
+        let channel = &self.shared.line.channel;
+        match op.landing.now().is_complete() || !channel.takes_bytes() {
             true => StallCause::SocketFull,
             false => StallCause::Copy,
         }
+    }
+
+    fn heartbeat(&self) -> Option<Duration> {
+        self.shared.line.channel.heartbeat()
     }
 
     fn granule_bytes(&self, region: RegionId) -> Option<u64> {

@@ -303,6 +303,10 @@ impl FrameReader {
             }
         }
         loop {
+            // The order goes on here, and nobody looks into the ring.
+            if let Some(inlet) = &mut self.inlet {
+                inlet.beat();
+            }
             if bounds.is_stopped() {
                 return Err(StreamEnd::Stopped);
             }

@@ -80,7 +80,8 @@ impl Outlet {
         !self.is_on_socket && self.ring.has_room(len_bytes) == Ok(true)
     }
 
-    fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
+    /// Wakes the peer if it sleeps.
+    pub(super) fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
         match self.ring.must_wake() {
             None => return Ok(()),
             Some(Sleeper::Attendant) => {
@@ -218,6 +219,11 @@ impl Inlet {
     /// Nobody sleeps.
     pub(super) fn unpark(&self) {
         self.ring.unpark();
+    }
+
+    /// As [`crate::mem::ring::Reader::beat`].
+    pub(super) fn beat(&mut self) {
+        self.ring.beat();
     }
 
     /// What the peer changes when it wakes an attendant.

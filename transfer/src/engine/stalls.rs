@@ -67,6 +67,8 @@ struct Watched {
 
 enum Look {
     GoesOn,
+    /// It has not moved since the look before.
+    Waits,
     /// It stands, as was said before.
     Stands,
     /// It stands for so long now.
@@ -93,7 +95,7 @@ impl Watch {
             None if watched.over.is_none() && now.saturating_duration_since(since) >= limit => {
                 Look::Stalls(since)
             }
-            None => Look::GoesOn,
+            None => Look::Waits,
         }
     }
 
@@ -217,6 +219,8 @@ impl Engine {
         let limit = Duration::from_millis(self.config.stall_ms);
         let (mut older_count, mut older) = (0, 0u64);
         let mut first: Option<OpId> = None;
+        // Whoever stands for so long asked before, half of the limit ago at least.
+        let mut silence = None;
         // In the order in which they were posted.
         for operation in peer.queue.operations() {
             let state = match operation.standing() {
@@ -235,11 +239,17 @@ impl Engine {
                 older,
                 worker,
             };
-            match operation.watch.look(activity, now, limit) {
-                Look::GoesOn => {}
+            let look = operation.watch.look(activity, now, limit);
+            if matches!(look, Look::Waits | Look::Stands | Look::Stalls(_)) && silence.is_none() {
+                silence = Some(peer.link.heartbeat().unwrap_or_default());
+            }
+            match look {
+                Look::GoesOn | Look::Waits => {}
                 Look::Stands => _ = first.get_or_insert(operation.posted.id),
                 Look::Stalls(since) => {
-                    self.stalled(peer, &operation, first, (since, now));
+                    let is_silent = silence.is_some_and(|silence| silence >= limit / 2);
+                    let cause = cause(peer, &operation, first, is_silent);
+                    self.stalled(peer, &operation, cause, (since, now));
                     first.get_or_insert(operation.posted.id);
                 }
                 Look::Resumes(since) => self.resumed(&operation, since, now),
@@ -253,11 +263,10 @@ impl Engine {
         &self,
         peer: &Peer,
         operation: &Operation,
-        first: Option<OpId>,
+        cause: StallCause,
         (since, now): (Instant, Instant),
     ) {
         let posted = &operation.posted;
-        let cause = cause(peer, operation, first);
         if !operation.watch.stalls(cause, since) {
             return;
         }
@@ -300,16 +309,19 @@ impl Engine {
     }
 }
 
-fn cause(peer: &Peer, operation: &Operation, first: Option<OpId>) -> StallCause {
+fn cause(peer: &Peer, operation: &Operation, first: Option<OpId>, is_silent: bool) -> StallCause {
+    let seen = match peer.link.stalled_on(&operation.posted) {
+        // It takes nothing: because it is slow, or because nobody is there to take it.
+        StallCause::SocketFull if is_silent => StallCause::PeerSilent,
+        seen => seen,
+    };
     if peer.in_flight(operation.posted.id).is_some() {
-        return peer.link.stalled_on(&operation.posted);
+        return seen;
     }
-    if let Some(op) = first {
-        return StallCause::Behind { op };
-    }
-    match peer.link.stalled_on(&operation.posted) {
-        known @ (StallCause::PeerStopped | StallCause::SocketFull) => known,
-        _ => StallCause::NotBegun,
+    match (first, seen) {
+        (Some(op), _) => StallCause::Behind { op },
+        (None, StallCause::PeerStopped | StallCause::PeerSilent | StallCause::SocketFull) => seen,
+        (None, _) => StallCause::NotBegun,
     }
 }
 
@@ -363,7 +375,7 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let look = |own, older, ms| watch.look(activity(own, older), at(ms), LIMIT);
         assert!(matches!(look(1, 1, 0), Look::GoesOn));
-        assert!(matches!(look(1, 1, 99), Look::GoesOn));
+        assert!(matches!(look(1, 1, 99), Look::Waits));
         assert!(
             matches!(look(1, 2, 150), Look::GoesOn),
             "an older one moves"
@@ -381,7 +393,7 @@ mod tests {
         assert_eq!(watch.stall(), None);
         assert!(watch.over(true).is_none());
         assert!(!watch.stalls(StallCause::SocketFull, since), "it has ended");
-        assert!(matches!(look(3, 2, 5_000), Look::GoesOn));
+        assert!(matches!(look(3, 2, 5_000), Look::Waits));
     }
 
     /// After the last operation the thread sleeps without a timer, and the next post wakes it.

@@ -105,6 +105,8 @@ fn of_peer(peer: &Peer) -> PeerStatus {
         len_bytes: region.len_bytes,
         granule_bytes: peer.link.granule_bytes(region.id),
     };
+    let down = peer.down().map(|(cause, _)| text(cause));
+    let heartbeat = peer.link.heartbeat().filter(|_| down.is_none());
     PeerStatus {
         id: peer.id.0,
         name: peer.metadata.name.clone(),
@@ -112,7 +114,9 @@ fn of_peer(peer: &Peer) -> PeerStatus {
         backend: text(peer.link.kind()),
         memories: peer.metadata.regions.iter().map(memory).collect(),
         last_progress_age_ms: age_ms(peer.last_progress()),
-        down: peer.down().map(|(cause, _)| text(cause)),
+        heartbeat_age_ms: heartbeat
+            .map(|silence| u64::try_from(silence.as_millis()).unwrap_or(u64::MAX)),
+        down,
         suspended: peer.suspended().map(text),
     }
 }

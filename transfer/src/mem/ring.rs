@@ -16,6 +16,10 @@
 //! the reader is parked. A sequentially consistent fence stands between the two steps on either side, so one
 //! of the two sees the other. Whoever takes the word back wakes: once for each sleep. The word also says who
 //! sleeps ([`Sleeper`]), and so how it is woken.
+//! **Heartbeat.** Beside the writer an [`Asker`] raises a number, and the reader copies it whenever it looks into
+//! the ring: who attends to the ring is alive, however slow it is. A reader that parks looks for the number as
+//! it looks for a chunk, so that no question is slept through. Nobody asks an idle ring, and nothing beats by
+//! itself.
 
 use crate::attend::Sleeper;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -37,6 +41,10 @@ pub(crate) trait Words: Send {
     fn parked(&self) -> &AtomicU64;
     /// Changes when an attendant is woken.
     fn bell(&self) -> &AtomicU32;
+    /// How often a sign of life was asked for. Written beside the writer.
+    fn asked(&self) -> &AtomicU64;
+    /// The last of these numbers that the reader has seen. Written by the reader.
+    fn answered(&self) -> &AtomicU64;
     /// How many words chunks have, a power of two.
     fn capacity(&self) -> u64;
     /// The word with this number; numbers go round.
@@ -68,6 +76,38 @@ pub(crate) struct Writer<W> {
 pub(crate) struct Reader<W> {
     words: W,
     head: u64,
+    answered: u64,
+}
+
+/// Asks the reader for a sign of life, whatever the writer does meanwhile.
+pub(crate) struct Asker<W> {
+    words: W,
+    asked: u64,
+}
+
+impl<W: Words> Asker<W> {
+    /// The one asker of a fresh ring.
+    pub(crate) fn new(words: W) -> Self {
+        Self { words, asked: 0 }
+    }
+
+    /// Asks. The caller looks next whether the reader has to be woken.
+    pub(crate) fn ask(&mut self) {
+        self.asked = self.asked.wrapping_add(1);
+        self.words.asked().store(self.asked, Ordering::Release);
+    }
+
+    /// Whether the reader has looked since [`Asker::ask`], or was never asked.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.words.answered().load(Ordering::Acquire) == self.asked
+    }
+
+    /// Whether the reader has said that it sleeps and was not woken since.
+    #[cfg(not(kv_loom))]
+    pub(crate) fn is_reader_parked(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.words.parked().load(Ordering::Relaxed) != 0
+    }
 }
 
 impl<W: Words> Writer<W> {
@@ -121,7 +161,7 @@ impl<W: Words> Writer<W> {
         Ok(self.free(half)? >= half)
     }
 
-    /// Who sleeps: then the caller has to wake it, and nobody else will. Asked after each chunk.
+    /// Who sleeps: then the caller has to wake it, and nobody else will. Asked after each chunk and question.
     pub(crate) fn must_wake(&self) -> Option<Sleeper> {
         fence(Ordering::SeqCst);
         let parked = self.words.parked();
@@ -168,11 +208,16 @@ impl<W: Words> Writer<W> {
 impl<W: Words> Reader<W> {
     /// The reader of a fresh ring.
     pub(crate) fn new(words: W) -> Self {
-        Self { words, head: 0 }
+        Self {
+            words,
+            head: 0,
+            answered: 0,
+        }
     }
 
     /// Takes what is next. A chunk goes to the beginning of `into`; one that is longer is corrupt.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> Result<Taken, Corrupt> {
+        self.beat();
         let ready = self.ready();
         if ready == 0 {
             return Ok(Taken::Nothing);
@@ -207,7 +252,17 @@ impl<W: Words> Reader<W> {
         self.ready() != 0
     }
 
-    /// Says who is about to sleep until it is woken; `false` when there is something to take.
+    /// Gives a sign of life, if one was asked for.
+    pub(crate) fn beat(&mut self) {
+        // Not believed and not used: a number that no asker has written is a heartbeat that nobody hears.
+        let asked = self.words.asked().load(Ordering::Acquire);
+        if asked != self.answered {
+            self.answered = asked;
+            self.words.answered().store(asked, Ordering::Release);
+        }
+    }
+
+    /// Says who is about to sleep until it is woken; `false` when there is something to take, or to answer.
     pub(crate) fn park(&self, sleeper: Sleeper) -> bool {
         let parked = self.words.parked();
         let word = match sleeper {
@@ -218,11 +273,15 @@ impl<W: Words> Reader<W> {
         // checker does not order plain stores of two sides.
         parked.swap(word, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.has_some() {
+        if self.has_some() || self.is_asked() {
             parked.swap(0, Ordering::Relaxed);
             return false;
         }
         true
+    }
+
+    fn is_asked(&self) -> bool {
+        self.words.asked().load(Ordering::Acquire) != self.answered
     }
 
     /// This side is awake.
@@ -252,13 +311,13 @@ fn words_of(len_bytes: u64) -> u64 {
 }
 
 #[cfg(not(kv_loom))]
-pub(crate) use mapped::{Inbox, Outbox, RING_BYTES, inbox, memory, outbox};
+pub(crate) use mapped::{Inbox, Outbox, Questions, RING_BYTES, inbox, memory, outbox};
 
 #[cfg(not(kv_loom))]
 mod mapped {
     use std::ptr::NonNull;
 
-    use super::{Reader, Words, Writer};
+    use super::{Asker, Reader, Words, Writer};
     use crate::error::Error;
     use crate::mem::{Memory, PeerMapping};
     use crate::sync::{Arc, AtomicU32, AtomicU64};
@@ -274,11 +333,16 @@ mod mapped {
     const HEAD: usize = 16;
     const PARKED: usize = 32;
     const BELL: usize = 48;
+    /// Each beside the count that the same side writes.
+    const ASKED: usize = TAIL + 1;
+    const ANSWERED: usize = HEAD + 1;
 
     /// A ring that this side reads: its memory is its own.
     pub(crate) type Inbox = Reader<InMemory<Arc<Memory>>>;
     /// A ring that this side writes: it lies in memory of the peer.
-    pub(crate) type Outbox = Writer<InMemory<PeerMapping>>;
+    pub(crate) type Outbox = Writer<InMemory<Arc<PeerMapping>>>;
+    /// What is asked of the reader of an [`Outbox`].
+    pub(crate) type Questions = Asker<InMemory<Arc<PeerMapping>>>;
 
     /// Zeroed memory for a ring.
     pub(crate) fn memory() -> Result<Memory, Error> {
@@ -294,10 +358,15 @@ mod mapped {
     /// The writer of the ring in memory of a peer; `None` if it is not as long as a ring.
     pub(crate) fn outbox(mapping: PeerMapping) -> Option<Outbox> {
         let (base, len_bytes) = (mapping.base_ptr(), mapping.len_bytes());
-        InMemory::new(mapping, base, len_bytes).map(Writer::new)
+        InMemory::new(Arc::new(mapping), base, len_bytes).map(Writer::new)
     }
 
     impl Outbox {
+        /// For its reader. Called once.
+        pub(crate) fn questions(&self) -> Questions {
+            Asker::new(self.words.clone())
+        }
+
         /// Wakes the attendant that [`Writer::must_wake`] has found.
         pub(crate) fn wake_attendant(&self) {
             // Fails for no word that is mapped.
@@ -310,6 +379,7 @@ mod mapped {
     }
 
     /// The words of a ring in a mapping.
+    #[derive(Clone)]
     pub(crate) struct InMemory<O> {
         base: NonNull<AtomicU64>,
         /// Keeps the mapping.
@@ -358,6 +428,14 @@ mod mapped {
             unsafe { &*word.cast::<AtomicU32>() }
         }
 
+        fn asked(&self) -> &AtomicU64 {
+            self.at(ASKED)
+        }
+
+        fn answered(&self) -> &AtomicU64 {
+            self.at(ANSWERED)
+        }
+
         fn capacity(&self) -> u64 {
             CAPACITY
         }
@@ -371,7 +449,7 @@ mod mapped {
 /// A ring for the models.
 #[cfg(kv_loom)]
 pub mod model {
-    use super::{Reader, Taken, Words, Writer};
+    use super::{Asker, Reader, Taken, Words, Writer};
     use crate::attend::Sleeper;
     use crate::sync::{Arc, AtomicU32, AtomicU64};
 
@@ -380,6 +458,8 @@ pub mod model {
         head: AtomicU64,
         parked: AtomicU64,
         bell: AtomicU32,
+        asked: AtomicU64,
+        answered: AtomicU64,
         words: Vec<AtomicU64>,
     }
 
@@ -398,6 +478,14 @@ pub mod model {
 
         fn bell(&self) -> &AtomicU32 {
             &self.bell
+        }
+
+        fn asked(&self) -> &AtomicU64 {
+            &self.asked
+        }
+
+        fn answered(&self) -> &AtomicU64 {
+            &self.answered
         }
 
         fn capacity(&self) -> u64 {
@@ -422,6 +510,8 @@ pub mod model {
             head: AtomicU64::new(0),
             parked: AtomicU64::new(0),
             bell: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             words: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
         });
         let reader = RingReader(Reader::new(cells.clone()));
@@ -437,6 +527,31 @@ pub mod model {
                 false => None,
             };
             (is_in, sleeper)
+        }
+
+        /// What asks the reader for a sign of life. Called once.
+        pub fn asker(&self) -> RingAsker {
+            RingAsker(Asker::new(self.0.words.clone()))
+        }
+
+        /// Who must be woken; an attendant has been.
+        pub fn must_wake(&self) -> Option<Sleeper> {
+            self.0.must_wake()
+        }
+    }
+
+    /// What asks.
+    pub struct RingAsker(Asker<Arc<Cells>>);
+
+    impl RingAsker {
+        /// Asks for a sign of life.
+        pub fn ask(&mut self) {
+            self.0.ask();
+        }
+
+        /// Whether the reader has given one since.
+        pub fn is_answered(&self) -> bool {
+            self.0.is_answered()
         }
     }
 
@@ -469,112 +584,4 @@ pub mod model {
 
 #[cfg(all(test, not(kv_loom)))]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use crate::mem::PeerMapping;
-    use crate::sync::Arc;
-
-    fn pair() -> (Outbox, Inbox) {
-        let memory = Arc::new(memory().unwrap());
-        let file = memory.file().unwrap().try_clone_to_owned().unwrap();
-        let there = PeerMapping::map(&file, memory.len_bytes()).unwrap();
-        (outbox(there).unwrap(), inbox(memory).unwrap())
-    }
-
-    #[test]
-    fn chunks_come_whole_and_in_order_however_often_the_ring_goes_round() {
-        let (mut writer, mut reader) = pair();
-        let mut into = vec![0; 4096];
-        let mut expected = std::collections::VecDeque::new();
-        for number in 0..20_000_usize {
-            let chunk: Vec<u8> = (0..1 + number * 7 % 3000)
-                .map(|at| (at * 31 + number) as u8)
-                .collect();
-            while !writer.put(&chunk).unwrap() {
-                let oldest: Vec<u8> = expected.pop_front().unwrap();
-                assert_eq!(reader.take(&mut into), Ok(Taken::Chunk(oldest.len())));
-                assert_eq!(into[..oldest.len()], oldest);
-            }
-            expected.push_back(chunk);
-        }
-        for oldest in expected {
-            assert_eq!(reader.take(&mut into), Ok(Taken::Chunk(oldest.len())));
-            assert_eq!(into[..oldest.len()], oldest);
-        }
-        assert_eq!(reader.take(&mut into), Ok(Taken::Nothing));
-    }
-
-    #[test]
-    fn a_full_ring_has_room_for_a_mark_and_is_half_free_when_half_was_taken() {
-        let (mut writer, mut reader) = pair();
-        let mut into = [0; 1024];
-        let mut count = 0;
-        while writer.put(&[7; 1024]).unwrap() {
-            count += 1;
-        }
-        writer.mark().unwrap();
-        assert!(!writer.is_half_free().unwrap());
-        for _ in 0..count {
-            assert_eq!(reader.take(&mut into), Ok(Taken::Chunk(1024)));
-        }
-        assert!(writer.is_half_free().unwrap());
-        assert_eq!(reader.take(&mut into), Ok(Taken::Mark));
-        assert_eq!(reader.take(&mut into), Ok(Taken::Nothing));
-    }
-
-    #[test]
-    fn a_sleeper_is_woken_once_and_does_not_sleep_beside_a_chunk() {
-        let (mut writer, mut reader) = pair();
-        assert!(writer.put(b"awake").unwrap() && writer.must_wake().is_none());
-        assert!(!reader.park(Sleeper::Owner), "a chunk is there");
-        assert_eq!(reader.take(&mut [0; 8]), Ok(Taken::Chunk(5)));
-        for sleeper in [Sleeper::Owner, Sleeper::Attendant] {
-            assert!(reader.park(sleeper));
-            assert!(writer.put(b"asleep").unwrap());
-            assert_eq!(writer.must_wake(), Some(sleeper));
-            assert!(writer.put(b"once").unwrap() && writer.must_wake().is_none());
-            reader.unpark();
-            while reader.take(&mut [0; 8]) != Ok(Taken::Nothing) {}
-        }
-        assert_eq!(reader.bell().load(Ordering::Relaxed), 1);
-    }
-
-    /// I-16: numbers that no honest peer writes.
-    #[test]
-    fn impossible_numbers_are_corrupt_and_nothing_outside_is_touched() {
-        let lengths = [0, 9, u64::MAX - 1, 1 << 63, 8 * 1024 * 8];
-        for (length, tail) in lengths.into_iter().flat_map(|len| [(len, 1), (len, 2)]) {
-            let (writer, mut reader) = pair();
-            writer.words.word(0).store(length, Ordering::Relaxed);
-            writer.words.tail().store(tail, Ordering::Release);
-            assert_eq!(reader.take(&mut [0; 64]), Err(Corrupt), "{length} {tail}");
-        }
-        for tail in [u64::MAX, 8 * 1024 + 1, 1 << 63] {
-            let (writer, mut reader) = pair();
-            writer.words.word(0).store(1, Ordering::Relaxed);
-            writer.words.tail().store(tail, Ordering::Release);
-            assert_eq!(reader.take(&mut [0; 64]), Err(Corrupt), "{tail}");
-        }
-        for head in [u64::MAX, 1 << 63, 1 << 20] {
-            let (mut writer, reader) = pair();
-            while writer.head == 0 && writer.tail < 8 * 1024 - 200 {
-                assert!(writer.put(&[1; 1024]).unwrap());
-            }
-            reader.words.head().store(head, Ordering::Release);
-            assert_eq!(writer.put(&[1; 4096]), Err(Corrupt), "{head}");
-        }
-    }
-
-    /// For the tests of the connections.
-    impl Outbox {
-        pub(crate) fn spoil(&self) {
-            self.words.tail().store(u64::MAX, Ordering::Release);
-        }
-    }
-
-    #[test]
-    fn memory_that_is_too_short_is_no_ring() {
-        let memory = Arc::new(crate::mem::Memory::shared("short", 4096).unwrap());
-        assert!(inbox(memory).is_none());
-    }
-}
+mod tests;
