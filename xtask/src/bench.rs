@@ -3,6 +3,7 @@
 mod markdown;
 mod profile;
 mod steps;
+mod tiers;
 mod transfer;
 
 use serde_json::{Map, Value};
@@ -27,16 +28,16 @@ pub(crate) struct Args {
     /// Prints one JSON object on stdout.
     #[arg(long)]
     json: bool,
-    /// Transfer: writes the tables and pictures of docs/performance.md; otherwise the tables go to stdout.
+    /// Transfer and tiers: writes the tables and pictures of docs/performance.md; otherwise the tables go to stdout.
     #[arg(long)]
     write: bool,
-    /// Transfer: only the cases whose name contains this.
+    /// Transfer and tiers: only the cases whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Transfer: without the grid beside other engines.
+    /// Transfer and tiers: without other engines and stores.
     #[arg(long)]
     no_grid: bool,
-    /// Transfer: shorter slices and a smaller grid, for a look.
+    /// Transfer and tiers: shorter slices and a smaller grid, for a look.
     #[arg(long)]
     quick: bool,
 }
@@ -47,6 +48,8 @@ enum Which {
     Handoff,
     /// Every path of the transfer engine beside its bare loop and beside other engines; less than ten minutes.
     Transfer,
+    /// Every path of the tiers beside its bare loop and beside other stores; less than eight minutes.
+    Tiers,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
@@ -58,6 +61,15 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure
             quick: args.quick,
         };
         return transfer::run(workspace, &plan).map(|()| Outcome::Clean);
+    }
+    if args.which == Which::Tiers {
+        let plan = tiers::Plan {
+            write: args.write,
+            only: args.only.as_deref(),
+            no_grid: args.no_grid,
+            quick: args.quick,
+        };
+        return tiers::run(workspace, &plan).map(|()| Outcome::Clean);
     }
     let mut merged = Map::new();
     for run in [

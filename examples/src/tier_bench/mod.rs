@@ -1,20 +1,31 @@
-//! `tier-bench`: what storing, reading, looking up and opening cost, each beside the bare loop that moves
-//! the same bytes and does nothing else.
+//! `tier-bench`: what storing, reading, loading back, looking up and opening cost, each beside the bare loop that moves
+//! the same bytes and does nothing else; the replay of a trace; other stores.
 
 mod bare;
 mod blocks;
+mod compare;
+mod file;
+mod loadback;
 mod measure;
+mod memory;
+mod own;
+mod plot;
+mod prefetch;
+mod resume;
+mod row;
 mod single;
+mod trace;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use serde::Serialize;
 use serde_json::json;
 
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::handoff::version;
 use crate::tool::Finished;
+use row::Row;
 
 /// Name of the JSON object.
 pub const SCHEMA: &str = "kvgate.tier-bench/1";
@@ -23,10 +34,10 @@ pub const SCHEMA: &str = "kvgate.tier-bench/1";
 #[derive(Parser, Debug)]
 #[command(name = "tier-bench", version = version::LINE)]
 pub struct Args {
-    /// What to measure; everything without it
+    /// What to measure; everything but `resume` without it
     #[arg(long, value_enum)]
     op: Option<Op>,
-    /// Where the records go; both without it
+    /// Where the records go; every tier without it
     #[arg(long, value_enum)]
     tier: Option<TierName>,
     /// Bytes of a block's rows, a multiple of 256
@@ -35,21 +46,55 @@ pub struct Args {
     /// Bytes that the tier holds
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     working_set: u64,
-    /// Threads that store at once
+    /// Threads that store at once, or read past the page cache
     #[arg(long, value_name = "W", default_value_t = 1)]
     writers: u32,
     /// A put of the file tier counts when it is on the disk
     #[arg(long)]
     durable: bool,
+    /// Whether a load-back compares every page with its checksum; both without it. What comes out of a record is
+    /// always verified
+    #[arg(long, value_enum)]
+    verify: Option<Verify>,
+    /// Replays a file of prefixes through a cache of `working-set` bytes, with every policy: a line is a request, its
+    /// blocks numbers or ranges (`0-9 17`), `#` begins a remark
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Sets the tiers beside other stores, as far as they are installed
+    #[arg(long)]
+    compare: bool,
+    /// Lengths of block of a comparison
+    #[arg(
+        long,
+        value_name = "B,..",
+        value_delimiter = ',',
+        default_value = "65536,262144,1048576"
+    )]
+    compare_bytes: Vec<u64>,
+    /// Where examples/peers/tiers/setup.sh has put the other stores
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+    /// Draws the rows into an SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Folder of the file tier; a temporary one without it
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Longest prefix that is resumed
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    tokens: u32,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     duration: f64,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+impl Args {
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.duration)
+    }
 }
 
 /// What is measured.
@@ -59,10 +104,16 @@ enum Op {
     Put,
     /// Reading records, verified.
     Get,
-    /// The keys of 1,048,576 tokens, and whether the tier has them.
+    /// Loading a prefix from the host tier into the device pool.
+    Loadback,
+    /// Bringing the records of a prefix from the disk into memory.
+    Prefetch,
+    /// The keys of up to 1,048,576 tokens, and whether the tier has them.
     Lookup,
     /// Opening a log, closed and not closed.
     Recover,
+    /// Time to the first token behind a prefix of tiny-v4, from the host tier and computed.
+    Resume,
 }
 
 /// Where the records go.
@@ -70,58 +121,27 @@ enum Op {
 enum TierName {
     /// The memory of the process.
     Memory,
-    /// A segment log on the disk, in the page cache.
+    /// The host tier: pages as the device pool has them.
+    Host,
+    /// A segment log on the disk.
     File,
 }
 
-/// The bare loop beside a row.
-#[derive(Clone, Debug, Serialize)]
-struct Baseline {
-    name: &'static str,
-    gbps_med: f64,
+/// Whether pages are compared with their checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Verify {
+    /// Every page, before its layer counts as readable.
+    On,
+    /// Not while the clock runs.
+    Off,
 }
 
-/// One measurement.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    engine: &'static str,
-    tier: &'static str,
-    op: &'static str,
-    block_bytes: u64,
-    count: u64,
-    writers: u32,
-    durable: bool,
-    verify: &'static str,
-    gbps_med: f64,
-    ops_s: f64,
-    p50_us: f64,
-    p99_us: f64,
-    baseline: Baseline,
-    ratio_med: f64,
-    bad_blocks: u64,
-}
-
-impl Row {
-    fn line(&self) -> String {
-        format!(
-            "{:<7} {:<8} {:>8} B x {:<6} {:>2} writers{} {:>7.3} GB/s {:>9.1} us p50 {:>9.1} us p99   {} {:.3} GB/s, ratio {:.3}{}",
-            self.tier,
-            self.op,
-            self.block_bytes,
-            self.count,
-            self.writers,
-            if self.durable { " durable" } else { "" },
-            self.gbps_med,
-            self.p50_us,
-            self.p99_us,
-            self.baseline.name,
-            self.baseline.gbps_med,
-            self.ratio_med,
-            match self.bad_blocks {
-                0 => String::new(),
-                bad => format!("  {bad} BAD BLOCKS"),
-            },
-        )
+impl Verify {
+    fn id(self) -> &'static str {
+        match self {
+            Verify::On => "on",
+            Verify::Off => "off",
+        }
     }
 }
 
@@ -131,37 +151,78 @@ impl Row {
 /// A number that cannot be used; a folder that cannot be written.
 pub fn run(args: &Args) -> Result<Finished, Failure> {
     check(args)?;
-    let wants = |op| args.op.is_none_or(|asked| asked == op);
-    let on = |tier| args.tier.is_none_or(|asked| asked == tier);
-    let mut rows = Vec::new();
-    if wants(Op::Put) && on(TierName::Memory) {
-        rows.push(measure::memory_put(args)?);
+    if let Some(path) = &args.trace {
+        return replay(args, path);
     }
-    if wants(Op::Get) && on(TierName::Memory) {
-        rows.push(measure::memory_get(args)?);
-    }
-    if wants(Op::Put) && on(TierName::File) {
-        rows.push(measure::file_put(args)?);
-    }
-    if wants(Op::Get) && on(TierName::File) {
-        rows.push(measure::file_get(args)?);
-    }
-    if wants(Op::Lookup) {
-        rows.push(single::lookup(args)?);
-    }
-    if wants(Op::Recover) && on(TierName::File) {
-        rows.extend(single::recover(args)?);
-    }
+    let (rows, absent) = match args.compare {
+        true => compare::run(args)?,
+        false => (measure_all(args)?, Vec::new()),
+    };
     if rows.is_empty() {
         let text = "there is nothing of that op in that tier";
         return Err(Failure::new(FailureKind::Usage, text));
     }
+    if let Some(path) = &args.plot {
+        plot::draw(path, &rows)?;
+    }
     let bad_blocks: u64 = rows.iter().map(|row| row.bad_blocks).sum();
     let verdict = if bad_blocks == 0 { "ok" } else { "mismatch" };
+    let lines = rows.iter().map(Row::line);
     Ok(Finished {
-        json: json!({ "schema": SCHEMA, "verdict": verdict, "rows": rows }),
-        lines: rows.iter().map(Row::line).collect(),
+        lines: lines
+            .chain(absent.iter().map(compare::Absent::line))
+            .collect(),
+        json: json!({ "schema": SCHEMA, "verdict": verdict, "rows": rows, "absent": absent }),
         exit_code: u8::from(bad_blocks > 0),
+    })
+}
+
+fn measure_all(args: &Args) -> Result<Vec<Row>, Failure> {
+    let wants = |op| args.op.is_none_or(|asked| asked == op);
+    let on = |tier| args.tier.is_none_or(|asked| asked == tier);
+    let (memory, file) = (on(TierName::Memory), on(TierName::File));
+    let mut rows = Vec::new();
+    if wants(Op::Put) && memory {
+        rows.push(memory::put(args)?);
+    }
+    if wants(Op::Get) && memory {
+        rows.push(memory::get(args)?);
+    }
+    if wants(Op::Put) && file {
+        rows.push(file::put(args)?);
+    }
+    if wants(Op::Get) && file {
+        rows.push(file::get(args)?);
+        rows.push(file::get_cold(args)?);
+    }
+    if wants(Op::Loadback) && on(TierName::Host) {
+        for verify in [Verify::On, Verify::Off] {
+            if args.verify.is_none_or(|asked| asked == verify) {
+                rows.push(loadback::run(args, verify)?);
+            }
+        }
+    }
+    if wants(Op::Prefetch) && file {
+        rows.push(prefetch::run(args)?);
+    }
+    if wants(Op::Lookup) && memory {
+        rows.extend(single::lookup(args)?);
+    }
+    if wants(Op::Recover) && file {
+        rows.extend(single::recover(args)?);
+    }
+    if args.op == Some(Op::Resume) && on(TierName::Host) {
+        rows.extend(resume::run(args)?);
+    }
+    Ok(rows)
+}
+
+fn replay(args: &Args, path: &std::path::Path) -> Result<Finished, Failure> {
+    let replays = trace::replay(path, args.working_set / args.block_bytes)?;
+    Ok(Finished {
+        lines: replays.iter().map(trace::Replay::line).collect(),
+        json: json!({ "schema": SCHEMA, "verdict": "ok", "rows": [], "trace": replays }),
+        exit_code: 0,
     })
 }
 
@@ -173,19 +234,22 @@ fn check(args: &Args) -> Result<(), Failure> {
         failure.value = Some(value.to_string());
         Err(failure)
     };
-    let bytes = args.block_bytes;
-    if !bytes.is_multiple_of(256) || !(1024..=16 << 20).contains(&bytes) {
-        return refuse(
-            "block-bytes",
-            bytes,
-            "a multiple of 256 from 1024 to 16777216",
-        );
+    let fits = |bytes: u64| bytes.is_multiple_of(256) && (1024..=16 << 20).contains(&bytes);
+    let expected = "a multiple of 256 from 1024 to 16777216";
+    if !fits(args.block_bytes) {
+        return refuse("block-bytes", args.block_bytes, expected);
     }
-    if args.working_set < 8 * bytes {
+    if let Some(&bytes) = args.compare_bytes.iter().find(|bytes| !fits(**bytes)) {
+        return refuse("compare-bytes", bytes, expected);
+    }
+    if args.working_set < 8 * args.block_bytes {
         return refuse("working-set", args.working_set, "at least 8 blocks");
     }
     if args.writers == 0 || args.writers > 256 {
         return refuse("writers", u64::from(args.writers), "1 to 256");
+    }
+    if !(512..=32_768).contains(&args.tokens) {
+        return refuse("tokens", u64::from(args.tokens), "512 to 32768");
     }
     if !(0.01..=3600.0).contains(&args.duration) {
         return refuse("duration", args.duration as u64, "0.01 to 3600");

@@ -10,14 +10,18 @@ use kvgate_kvcache::schema::CacheSchema;
 use kvgate_kvcache::{Formats, V4Geometry};
 use sha2::{Digest, Sha256};
 
+use super::Args;
 use super::bare::median;
 use super::blocks::Blocks;
+use super::file::drop_page_cache;
 use super::measure::{Folder, failed, open, soon};
-use super::{Args, Baseline, Row};
+use super::row::{Baseline, Row};
 use crate::handoff::failure::Failure;
 
 /// The longest context of the model.
 const TOKENS: u32 = 1 << 20;
+/// The shortest prefix of the curve.
+const LEAST_TOKENS: u32 = 1 << 12;
 const ROUNDS: usize = 9;
 
 /// Time of `work`, in microseconds, and its answer.
@@ -27,72 +31,137 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (begun.elapsed().as_secs_f64() * 1e6, answer)
 }
 
-fn row(args: &Args, tier: &'static str, op: &'static str, bytes: u64, times: &mut [f64]) -> Row {
+/// A row out of the times of whole runs, in microseconds.
+pub(super) fn row(
+    args: &Args,
+    tier: &'static str,
+    op: &'static str,
+    bytes: u64,
+    times: &mut [f64],
+) -> Row {
     let p50_us = median(times);
     Row {
-        engine: "kvgate",
+        engine: "kvgate".to_owned(),
         tier,
         op,
         block_bytes: args.block_bytes,
         count: times.len() as u64,
         writers: 1,
-        durable: false,
         verify: "on",
         gbps_med: bytes as f64 / p50_us / 1e3,
         ops_s: 1e6 / p50_us,
         p50_us,
         p99_us: times.last().copied().unwrap_or(p50_us),
-        baseline: Baseline {
-            name: "",
-            gbps_med: 0.0,
-        },
-        ratio_med: 0.0,
-        bad_blocks: 0,
+        ..Row::default()
     }
 }
 
-/// Names of 1,048,576 tokens and whether a tier has them, beside SHA-256 of the same bytes in one piece.
-pub(super) fn lookup(args: &Args) -> Result<Row, Failure> {
+/// Names of prefixes up to 1,048,576 tokens and whether a tier has them, beside SHA-256 of the same bytes in one
+/// piece. The tier has every second block.
+pub(super) fn lookup(args: &Args) -> Result<Vec<Row>, Failure> {
     let schema = CacheSchema::deepseek_v4(&V4Geometry::flash(), &Formats::default())
         .map_err(|error| failed("schema", &error))?;
     let namespace = Namespace::new(&schema, 256, b"").map_err(|e| failed("namespace", &e))?;
     let tokens: Vec<u32> = (0..TOKENS)
         .map(|i| i.wrapping_mul(2_654_435_761) >> 15)
         .collect();
+    let index = lookup_index(&namespace, &tokens)?;
+    let lengths = std::iter::successors(Some(TOKENS), |tokens| Some(tokens / 4));
+    let lengths = lengths.take_while(|tokens| *tokens >= LEAST_TOKENS);
+    lengths
+        .map(|count| lookup_row(args, &namespace, &tokens[..count as usize], &index))
+        .collect()
+}
+
+/// A tier with a small record under the name of every second block.
+fn lookup_index(namespace: &Namespace, tokens: &[u32]) -> Result<MemoryTier, Failure> {
+    let geometry = V4Geometry {
+        layer_ratios: vec![4],
+        head_dim: 4,
+        rope_dim: 2,
+        index_head_dim: 2,
+        ..V4Geometry::flash()
+    };
+    let formats = Formats {
+        latent: kvgate_kvcache::LatentFormat::F32,
+        index_k: kvgate_kvcache::IndexKFormat::F32,
+        ..Formats::default()
+    };
+    let small =
+        CacheSchema::deepseek_v4(&geometry, &formats).map_err(|error| failed("schema", &error))?;
+    let shape = kvgate_hicache::record::RecordShape::block(&small, 256)
+        .map_err(|error| failed("shape", &error))?;
+    let payload = vec![0; shape.payload_bytes() as usize];
+    let tier = MemoryTier::new(u64::MAX);
+    let chain = KeyChain::of(namespace, tokens);
+    for (k, &key) in chain.keys().iter().enumerate().step_by(2) {
+        let record = kvgate_hicache::record::Record {
+            namespace: namespace.digest(),
+            id: block(key),
+            parent: namespace.root(),
+            position: k as u64 * 256,
+            shape: &shape,
+            payload: &payload,
+        };
+        tier.write(&record, soon())
+            .map_err(|error| failed("put", &error))?;
+    }
+    Ok(tier)
+}
+
+fn block(key: kvgate_hicache::identity::BlockKey) -> RecordId {
+    RecordId {
+        kind: RecordKind::Block,
+        key,
+    }
+}
+
+fn lookup_row(
+    args: &Args,
+    namespace: &Namespace,
+    tokens: &[u32],
+    tier: &MemoryTier,
+) -> Result<Row, Failure> {
     let bytes: Vec<u8> = tokens
         .iter()
         .flat_map(|token| token.to_le_bytes())
         .collect();
-    let tier = MemoryTier::new(1 << 20);
     let (mut times, mut bare) = (Vec::new(), Vec::new());
+    let mut ratios = Vec::new();
+    let mut bad_blocks = 0;
     for _ in 0..ROUNDS {
         let (time, found) = timed(|| {
-            let chain = KeyChain::of(&namespace, &tokens);
-            let id = |&key| RecordId {
-                kind: RecordKind::Block,
-                key,
-            };
-            let ids: Vec<RecordId> = chain.keys().iter().map(id).collect();
+            let chain = KeyChain::of(namespace, tokens);
+            let ids: Vec<RecordId> = chain.keys().iter().map(|&key| block(key)).collect();
             tier.probe(&ids, soon())
         });
-        if found != [Presence::Absent; TOKENS as usize / 256] {
-            return Err(failed("lookup", &"an empty tier has a record"));
-        }
+        let expected = |k: usize| match k % 2 {
+            0 => Presence::Present,
+            _ => Presence::Absent,
+        };
+        let wrong = found
+            .iter()
+            .enumerate()
+            .filter(|(k, at)| **at != expected(*k));
+        bad_blocks += wrong.count() as u64;
+        let bare_us = timed(|| Sha256::digest(&bytes)).0;
         times.push(time);
-        bare.push(timed(|| Sha256::digest(&bytes)).0);
+        bare.push(bare_us);
+        ratios.push(bare_us / time);
     }
-    let mut row = row(args, "memory", "lookup", u64::from(TOKENS) * 4, &mut times);
-    let bare_us = median(&mut bare);
+    let mut row = row(args, "memory", "lookup", bytes.len() as u64, &mut times);
     row.block_bytes = 1024;
-    row.ratio_med = bare_us / row.p50_us;
+    row.tokens = Some(tokens.len() as u32);
+    row.ratio_med = median(&mut ratios);
+    row.bad_blocks = bad_blocks;
     row.baseline = Baseline {
-        name: "SHA-256 of the tokens",
-        gbps_med: f64::from(TOKENS) * 4.0 / bare_us / 1e3,
+        name: "SHA-256 of the tokens".to_owned(),
+        gbps_med: bytes.len() as f64 / median(&mut bare) / 1e3,
     };
     Ok(row)
 }
 
-/// Opening a log that was closed and one that was not, beside reading its files.
+/// Opening a log that was closed and one that was not, beside reading its files, with and without the page cache.
 pub(super) fn recover(args: &Args) -> Result<Vec<Row>, Failure> {
     let folder = Folder::new(args, "recover")?;
     let blocks = Blocks::new(args.block_bytes, args.working_set / args.block_bytes)?;
@@ -104,26 +173,35 @@ pub(super) fn recover(args: &Args) -> Result<Vec<Row>, Failure> {
     let file_bytes = log.stats().file_bytes;
     // As a killed process leaves it: the last segment has no index.
     drop(log);
-    let (read_us, read_bytes) = timed(|| read_files(&folder.path));
-    let read_bytes = read_bytes.map_err(|error| failed("read", &error))?;
     let mut rows = Vec::new();
-    for (op, rounds) in [("recover, not closed", 1), ("recover, closed", 3)] {
+    for (case, rounds, is_cold) in [
+        ("not closed", 1, true),
+        ("closed", 3, true),
+        ("closed, page cache", 3, false),
+    ] {
+        drop_page_cache(&folder.path)?;
+        let (read_us, read_bytes) = timed(|| read_files(&folder.path));
+        let read_bytes = read_bytes.map_err(|error| failed("read", &error))?;
         let (mut times, mut bad_blocks) = (Vec::new(), 0);
         for _ in 0..rounds {
+            if is_cold {
+                drop_page_cache(&folder.path)?;
+            }
             let (time, log) = timed(|| open(&folder.path, args, Durability::None));
             let log = log?;
             times.push(time);
             bad_blocks += blocks.count() - log.stats().record_count;
-            if log.recovery().was_closed != (op == "recover, closed") {
-                return Err(failed(op, &"the log was in another state"));
+            if log.recovery().was_closed == (case == "not closed") {
+                return Err(failed(case, &"the log was in another state"));
             }
             log.close(soon()).map_err(|error| failed("close", &error))?;
         }
-        let mut row = row(args, "file", op, file_bytes, &mut times);
+        let mut row = row(args, "file", "recover", file_bytes, &mut times);
+        row.case = case;
         row.bad_blocks = bad_blocks;
         row.ratio_med = read_us / row.p50_us;
         row.baseline = Baseline {
-            name: "reading the files",
+            name: "reading the files".to_owned(),
             gbps_med: read_bytes as f64 / read_us / 1e3,
         };
         rows.push(row);

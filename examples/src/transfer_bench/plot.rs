@@ -45,10 +45,14 @@ pub struct Line {
 }
 
 /// What is drawn when one thing varies.
-struct Axes {
-    caption: String,
-    x: &'static str,
-    y: &'static str,
+#[derive(Clone, Debug)]
+pub struct Axes {
+    /// Above the picture.
+    pub caption: String,
+    /// Below it.
+    pub x: &'static str,
+    /// Beside it.
+    pub y: &'static str,
 }
 
 /// Draws the rows into an SVG file.
@@ -65,10 +69,7 @@ pub fn draw(path: &Path, rows: &[Row], comparison: Option<&Comparison>) -> Resul
             bar_picture(&root, &bars)
         }
     };
-    drawn.map_err(|error| {
-        let message = format!("--plot {}: {error}", path.display());
-        Failure::new(FailureKind::Output, message).with_field("plot", path.display())
-    })
+    drawn.map_err(|error| cannot_draw(path, &*error))
 }
 
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -172,7 +173,20 @@ fn push(lines: &mut Vec<Line>, engine: &str, kind: EngineKind, point: (f64, f64)
 /// Of the picture, for the names of the lines.
 const NAMES_FROM: i32 = 660;
 
-/// Every value of x gets the same room: they are few, and far apart.
+/// Draws lines; the first one, and those of kvgate, are thick. Every value of x gets the same room: they are few, and far
+/// apart. Both axes begin above 0.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn draw_lines(path: &Path, axes: &Axes, lines: &[Line]) -> Result<(), Failure> {
+    line_picture(path, axes, lines).map_err(|error| cannot_draw(path, &*error))
+}
+
+fn cannot_draw(path: &Path, error: &dyn std::error::Error) -> Failure {
+    let message = format!("--plot {}: {error}", path.display());
+    Failure::new(FailureKind::Output, message).with_field("plot", path.display())
+}
+
 fn line_picture(path: &Path, axes: &Axes, lines: &[Line]) -> Drawn {
     let root = SVGBackend::new(path, (860, 480)).into_drawing_area();
     root.fill(&WHITE)?;

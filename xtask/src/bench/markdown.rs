@@ -44,11 +44,20 @@ pub(super) struct Grid {
 }
 
 /// One line of the speed table.
-struct Line {
-    case: String,
-    limit: String,
-    measured: String,
-    is_met: bool,
+pub(super) struct Line {
+    pub(super) case: String,
+    pub(super) limit: String,
+    pub(super) measured: String,
+    pub(super) is_met: bool,
+}
+
+/// A line as a row of the table; figures that miss their limit are bold.
+pub(super) fn line_of(line: &Line, command: &str) -> String {
+    let mark = if line.is_met { "" } else { "**" };
+    format!(
+        "| {} | {} | {mark}{}{mark} | {command} |\n",
+        line.case, line.limit, line.measured
+    )
 }
 
 /// Everything between the marks.
@@ -59,12 +68,7 @@ pub(super) fn page(machine: &Machine, measured: &[Measured], grids: &[Grid]) -> 
     for one in measured {
         let mut command = format!("`{} {}`", one.step.program, one.args);
         for line in lines(one.step, &one.result) {
-            let mark = if line.is_met { "" } else { "**" };
-            let _ = writeln!(
-                text,
-                "| {} | {} | {mark}{}{mark} | {command} |",
-                line.case, line.limit, line.measured
-            );
+            text += &line_of(&line, &command);
             command = "″".to_owned();
         }
     }
@@ -75,12 +79,7 @@ pub(super) fn page(machine: &Machine, measured: &[Measured], grids: &[Grid]) -> 
         .into_iter()
         .map(|line| (line, "the grid below"));
     for (line, from) in alike.chain(beside) {
-        let mark = if line.is_met { "" } else { "**" };
-        let _ = writeln!(
-            text,
-            "| {} | {} | {mark}{}{mark} | {from} |",
-            line.case, line.limit, line.measured
-        );
+        text += &line_of(&line, from);
     }
     text += "\nBold figures miss their limit.\n";
     let is_drawn = |case: &str| measured.iter().any(|one| one.step.case == case);
@@ -93,7 +92,7 @@ pub(super) fn page(machine: &Machine, measured: &[Measured], grids: &[Grid]) -> 
     text
 }
 
-fn head(text: &mut String, machine: &Machine) {
+pub(super) fn head(text: &mut String, machine: &Machine) {
     let Machine {
         processor,
         cores,
@@ -119,7 +118,7 @@ fn head(text: &mut String, machine: &Machine) {
     }
 }
 
-fn number(value: &Value, path: &str) -> f64 {
+pub(super) fn number(value: &Value, path: &str) -> f64 {
     value
         .pointer(path)
         .and_then(Value::as_f64)
@@ -155,7 +154,7 @@ fn lines(step: &Step, result: &Value) -> Vec<Line> {
     }
 }
 
-fn rows(result: &Value) -> &[Value] {
+pub(super) fn rows(result: &Value) -> &[Value] {
     let rows = result.get("rows").and_then(Value::as_array);
     rows.map_or(&[], Vec::as_slice)
 }
@@ -489,7 +488,7 @@ fn loads(grid: &Value) -> BTreeSet<(u64, u64)> {
 }
 
 /// Three digits are enough.
-fn shown(value: f64) -> String {
+pub(super) fn shown(value: f64) -> String {
     match value {
         value if !value.is_finite() => "–".to_owned(),
         value if value >= 100.0 => format!("{value:.0}"),

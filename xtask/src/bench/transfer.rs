@@ -108,7 +108,7 @@ pub(super) fn run(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let page = workspace.root.join(PAGE);
-    let page_text = replace(&workspace.read(PAGE)?, &text)?;
+    let page_text = replace(&workspace.read(PAGE)?, (BEGIN, END), &text)?;
     fs::write(&page, page_text).map_err(|error| Failure::io(&page, &error))
 }
 
@@ -158,24 +158,28 @@ impl Bench<'_> {
 }
 
 /// Puts the tables between the marks.
-fn replace(page: &str, text: &str) -> Result<String, Failure> {
-    let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
+pub(super) fn replace(
+    page: &str,
+    (begin, end): (&str, &str),
+    text: &str,
+) -> Result<String, Failure> {
+    let parts = page.split_once(begin).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(end)?;
         Some((before, after))
     });
     let (before, after) = parts.ok_or_else(|| {
         Failure::new(format!(
             "{PAGE} has no lines {:?} and {:?}",
-            BEGIN.trim(),
-            END.trim()
+            begin.trim(),
+            end.trim()
         ))
     })?;
-    Ok(format!("{before}{BEGIN}{text}{END}{after}"))
+    Ok(format!("{before}{begin}{text}{end}{after}"))
 }
 
 /// Waits until the load of the build has faded from the average. A machine that stays busy is measured all the same, and
 /// the page says so.
-fn await_quiet() {
+pub(super) fn await_quiet() {
     let deadline = Instant::now() + QUIET_WITHIN;
     while !markdown::is_quiet(load()) && Instant::now() < deadline {
         thread::sleep(Duration::from_secs(1));
@@ -183,13 +187,13 @@ fn await_quiet() {
 }
 
 /// One-minute load; NaN, which is not quiet, where it cannot be told.
-fn load() -> f64 {
+pub(super) fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next();
     first.and_then(|word| word.parse().ok()).unwrap_or(f64::NAN)
 }
 
-fn machine() -> markdown::Machine {
+pub(super) fn machine() -> markdown::Machine {
     let line = |file: &str, begin: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
         let found = text.lines().find(|line| line.starts_with(begin));
@@ -223,8 +227,8 @@ mod tests {
     #[test]
     fn the_tables_stand_between_the_marks() {
         let page = format!("above\n{BEGIN}old\n{END}below\n");
-        let new = replace(&page, "new\n").unwrap();
+        let new = replace(&page, (BEGIN, END), "new\n").unwrap();
         assert_eq!(new, format!("above\n{BEGIN}new\n{END}below\n"));
-        assert!(replace("no marks", "new").is_err());
+        assert!(replace("no marks", (BEGIN, END), "new").is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! installed is named; what fails is named; neither ends the run.
 
 mod engines;
-mod process;
+pub(crate) mod process;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

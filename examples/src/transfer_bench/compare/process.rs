@@ -17,27 +17,27 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// What an engine answered.
 #[derive(Clone, Debug)]
-pub(super) struct Answered {
+pub(crate) struct Answered {
     object: Value,
 }
 
 impl Answered {
     /// A number of the answer.
     #[must_use]
-    pub(super) fn figure(&self, name: &str) -> f64 {
+    pub(crate) fn figure(&self, name: &str) -> f64 {
         self.object[name].as_f64().unwrap_or_default()
     }
 
     /// Pages that differed in its checks.
     #[must_use]
-    pub(super) fn bad_pages(&self) -> u64 {
+    pub(crate) fn bad_pages(&self) -> u64 {
         let of = |name: &str| self.object[name].as_u64().unwrap_or_default();
         of("bad_first") + of("bad_last")
     }
 }
 
 /// An engine that runs. It ends with this value.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -45,7 +45,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts it and waits until it is ready.
-    pub(super) fn start(mut command: Command) -> Result<Self, Failure> {
+    pub(crate) fn start(mut command: Command) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| lost(format!("it does not start: {error}"));
         let mut child = command
             .stdin(Stdio::piped())
@@ -79,7 +79,7 @@ impl Process {
     }
 
     /// One configuration; `None` when the engine leaves it out.
-    pub(super) fn ask(&mut self, asked: &str) -> Result<Option<Answered>, Failure> {
+    pub(crate) fn ask(&mut self, asked: &str) -> Result<Option<Answered>, Failure> {
         let stdin = self.stdin.as_mut().ok_or_else(|| lost("it has ended"))?;
         writeln!(stdin, "{asked}").map_err(|error| lost(format!("it takes no line: {error}")))?;
         let line = self.line()?;
@@ -106,12 +106,12 @@ impl Process {
 
     /// Whether nothing more can be asked.
     #[must_use]
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.stdin.is_none()
     }
 
     /// Tells it to end, and waits for that.
-    pub(super) fn end(mut self) {
+    pub(crate) fn end(mut self) {
         if let Some(mut stdin) = self.stdin.take() {
             // One that does not take it is killed below.
             let _ = writeln!(stdin, "Q");
