@@ -1,13 +1,19 @@
-//! [`Hicache`]: the device pool and the host tier as one cache of prefixes.
+//! [`Hicache`]: the device pool, the host tier and the storage tiers as one cache of prefixes.
+
+#[cfg(not(kv_loom))]
+mod behind;
 
 use kvgate_kvcache::identity::NamespaceDigest;
 use kvgate_kvcache::{CacheSchema, ComponentRow, Hit, PrefixLease};
-use kvgate_transfer::sync::{AtomicU64, Mutex, Ordering};
+use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{Cause, Deadline, Epoch, PeerId, StageId};
 
 use crate::flight::{Begun, Ends, Move, Progress, TIER_EPOCHS, backup, given_up, loadback};
 use crate::host::pin;
 use crate::side::{Side, tokens_of};
+
+#[cfg(not(kv_loom))]
+use crate::storage::{Place, Storage};
 
 /// Where a prefix was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +23,11 @@ pub enum Origin {
     /// In the host tier: it is on its way into the device pool, and layers open as they land. A load of
     /// another request, or a hand-off, that is still under way counts as one too.
     Host,
+    /// In a storage tier of this machine: it was read, verified and put into the host tier, and is on its way from there.
+    /// Whoever goes on from it after that has it from the host tier.
+    Storage,
+    /// The same, of a storage tier behind a network.
+    Remote,
 }
 
 /// A prefix that a request can go on from, with [`kvgate_kvcache::PoolSet::resume`].
@@ -51,6 +62,10 @@ pub struct Counts {
     pub device_hits: u64,
     /// Lookups that found one in the host tier, or on its way from there.
     pub host_hits: u64,
+    /// Lookups that found one that had been read from a storage tier of this machine.
+    pub storage_hits: u64,
+    /// Lookups that found one that had been read from a storage tier behind a network.
+    pub remote_hits: u64,
     /// Lookups that found nothing to go on from.
     pub misses: u64,
     /// Tokens of all hits.
@@ -85,8 +100,11 @@ pub struct MoveCounts {
 /// lock of the caches, and no gate is waited for with it held.
 #[derive(Debug)]
 pub struct Hicache {
+    /// Ends first: its workers use the host tier.
+    #[cfg(not(kv_loom))]
+    storage: Option<Storage>,
     device: Side,
-    host: Side,
+    host: Arc<Side>,
     /// The host tier, as the device agent knows it.
     to_host: PeerId,
     /// The device side, as the host agent knows it.
@@ -121,8 +139,10 @@ impl Hicache {
         check_schemas(device.pools().schema(), host.pools().schema())?;
         check_namespaces(device.tree().namespace(), host.tree().namespace())?;
         Ok(Hicache {
+            #[cfg(not(kv_loom))]
+            storage: None,
             device,
-            host,
+            host: Arc::new(host),
             to_host,
             to_device,
             next_epoch: AtomicU64::new(TIER_EPOCHS),
@@ -142,7 +162,8 @@ impl Hicache {
 
     /// The longest prefix of `tokens` that a request can go on from. If the host tier has a longer one than the
     /// device pool, it is loaded: the lease is then of pages that are on their way, or were taken by
-    /// another load of the same prefix. A load that cannot begin is a shorter hit, or a miss.
+    /// another load of the same prefix. A load that cannot begin is a shorter hit, or a miss. The storage tiers are not
+    /// asked: [`Hicache::lookup_within`].
     pub fn lookup(&self, tokens: &[u32]) -> Option<Found> {
         self.settle();
         let device = self.device.tree().resumable(tokens);
@@ -159,11 +180,15 @@ impl Hicache {
         let found = match found {
             // What was not here before the load came from the host tier, also if it has landed by now.
             Hit::Ready { lease, tokens } if tokens <= here => Some((lease, tokens, Origin::Device)),
-            Hit::Ready { lease, tokens } | Hit::Pending { lease, tokens } => {
-                Some((lease, tokens, Origin::Host))
+            Hit::Ready { lease, tokens: t } | Hit::Pending { lease, tokens: t } => {
+                let origin = self.origin_behind(&tokens[..t as usize]);
+                Some((lease, t, origin))
             }
             Hit::Miss => None,
         };
+        if let Some((_, found_tokens, _)) = &found {
+            self.note_use(&tokens[..*found_tokens as usize]);
+        }
         let mut state = self.state.lock();
         let counts = &mut state.counts;
         match &found {
@@ -172,6 +197,8 @@ impl Hicache {
                 match origin {
                     Origin::Device => counts.device_hits += 1,
                     Origin::Host => counts.host_hits += 1,
+                    Origin::Storage => counts.storage_hits += 1,
+                    Origin::Remote => counts.remote_hits += 1,
                 }
             }
             None => counts.misses += 1,
@@ -181,6 +208,27 @@ impl Hicache {
             tokens,
             origin,
         })
+    }
+
+    /// Where a prefix of the host tier came from.
+    fn origin_behind(&self, _prefix: &[u32]) -> Origin {
+        #[cfg(not(kv_loom))]
+        if let Some(storage) = &self.storage {
+            return match storage.take_origin(_prefix) {
+                Some(Place::Local) => Origin::Storage,
+                Some(Place::Remote) => Origin::Remote,
+                None => Origin::Host,
+            };
+        }
+        Origin::Host
+    }
+
+    /// A request goes on from this prefix.
+    fn note_use(&self, _prefix: &[u32]) {
+        #[cfg(not(kv_loom))]
+        if let Some(storage) = &self.storage {
+            storage.sighted(_prefix);
+        }
     }
 
     fn load(&self, prefix: &[u32], pin: &crate::host::HostLease) {
@@ -213,6 +261,10 @@ impl Hicache {
     /// The cache or the engine refused; the prefix is then not in the host tier.
     pub fn backup(&self, tokens: &[u32]) -> Result<Backup, kvgate_kvcache::Error> {
         self.settle();
+        #[cfg(not(kv_loom))]
+        if let Some(storage) = &self.storage {
+            storage.relieve();
+        }
         let ends = Ends {
             from: &self.device,
             into: &self.host,
@@ -254,13 +306,36 @@ impl Hicache {
             counts,
             last_failure,
         } = &mut *state;
-        settle_moves(backups, &self.host, &mut counts.backups, last_failure);
-        settle_moves(loads, &self.device, &mut counts.loads, last_failure);
+        let landed = settle_moves(backups, &self.host, &mut counts.backups, last_failure);
+        let _loaded = settle_moves(loads, &self.device, &mut counts.loads, last_failure);
+        drop(state);
+        for backup in landed {
+            self.note_backup(&backup.into_tokens());
+        }
     }
 
-    /// Blocks until no move is under way, those that failed included: everything of them is quiet. `false` at
-    /// the deadline, which changes nothing.
+    /// A prefix has come into the host tier.
+    fn note_backup(&self, _prefix: &[u32]) {
+        #[cfg(not(kv_loom))]
+        if let Some(storage) = &self.storage {
+            storage.landed(_prefix);
+        }
+    }
+
+    /// Blocks until no move is under way, those that failed included, and the queues of the storage tiers are empty:
+    /// everything of them is quiet. `false` at the deadline, which changes nothing.
     pub fn wait(&self, deadline: Deadline) -> bool {
+        let is_still = self.wait_moves(deadline);
+        #[cfg(not(kv_loom))]
+        if let Some(storage) = &self.storage {
+            return storage.wait_idle(deadline) && is_still;
+        }
+        is_still
+    }
+
+    /// Blocks until no move between device pool and host tier is under way. `false` at the deadline, which changes
+    /// nothing.
+    pub fn wait_moves(&self, deadline: Deadline) -> bool {
         loop {
             self.settle();
             let awaited: Vec<_> = {
@@ -336,13 +411,16 @@ fn check_namespaces(
     if device == host {
         return Ok(());
     }
-    let first = |digest: NamespaceDigest| u64::from_be_bytes(std::array::from_fn(|i| digest.0[i]));
     let kind = kvgate_kvcache::ErrorKind::InvalidRequest {
         field: "namespace of the host tier, its first 8 bytes",
-        value: first(host),
-        expected: format!("{}, that of the device tree", first(device)),
+        value: first_bytes(host),
+        expected: format!("{}, that of the device tree", first_bytes(device)),
     };
     Err(kind.into())
+}
+
+fn first_bytes(digest: NamespaceDigest) -> u64 {
+    u64::from_be_bytes(std::array::from_fn(|index| digest.0[index]))
 }
 
 /// Whether the host side can hold every component of the device side.
@@ -389,23 +467,28 @@ impl State {
     }
 }
 
+/// Brings moves up to date. Answers those that have landed.
 fn settle_moves(
     moves: &mut Vec<Move>,
     into: &Side,
     counts: &mut MoveCounts,
     last_failure: &mut Option<Cause>,
-) {
-    moves.retain_mut(|begun| match begun.poll(into) {
-        Progress::UnderWay => true,
-        Progress::Landed => {
-            counts.landed += 1;
-            false
+) -> Vec<Move> {
+    let mut landed = Vec::new();
+    for mut begun in std::mem::take(moves) {
+        match begun.poll(into) {
+            Progress::UnderWay => moves.push(begun),
+            Progress::Landed => {
+                counts.landed += 1;
+                landed.push(begun);
+            }
+            Progress::Failed(cause) => {
+                counts.failed += 1;
+                *last_failure = Some(cause);
+                moves.push(begun);
+            }
+            Progress::Over => {}
         }
-        Progress::Failed(cause) => {
-            counts.failed += 1;
-            *last_failure = Some(cause);
-            true
-        }
-        Progress::Over => false,
-    });
+    }
+    landed
 }

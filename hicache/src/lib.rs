@@ -9,6 +9,7 @@
 //! * [`record`] is what is stored: a block of compressed rows or a boundary to go on from.
 //! * [`tier`] is what every place that keeps records looks like.
 //! * [`log`] keeps records on the local disk.
+//! * [`storage`] puts tiers behind the host tier: stores, fetches, their policies and figures.
 //! * `testkit` (feature) has what a tier is tested with: a disk with crashes and faults, records whose
 //!   content follows from their name.
 //! * [`Miss`] says why a read gave nothing.
@@ -29,6 +30,7 @@ mod miss;
 pub mod policy;
 pub mod record;
 mod side;
+pub mod storage;
 #[cfg(all(feature = "testkit", not(kv_loom)))]
 pub mod testkit;
 #[cfg(not(kv_loom))]

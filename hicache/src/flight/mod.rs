@@ -39,6 +39,8 @@ pub(crate) struct Ends<'a> {
 }
 
 /// What became of an attempt to begin a move.
+// Guards of the model checker are larger than those they stand for.
+#[cfg_attr(kv_loom, allow(clippy::large_enum_variant))]
 pub(crate) enum Begun {
     /// It is under way.
     Started(Move),
@@ -51,6 +53,7 @@ pub(crate) enum Begun {
 /// A prefix on its way.
 #[derive(Debug)]
 pub(crate) struct Move {
+    tokens: Vec<u32>,
     to_from: PeerId,
     handles: Vec<Arc<TransferHandle>>,
     state: State,
@@ -128,6 +131,7 @@ pub(crate) fn begin(
     let mut handles = Vec::new();
     let posted = post(ends, &plan, pin, &flight, priority, &mut handles);
     let mut begun = Move {
+        tokens: tokens.to_vec(),
         to_from: ends.to_from,
         handles,
         state: State::Flying(Some(flight)),
@@ -185,6 +189,11 @@ fn post(
 }
 
 impl Move {
+    /// The prefix.
+    pub(crate) fn into_tokens(self) -> Vec<u32> {
+        self.tokens
+    }
+
     /// Whether it can still land.
     pub(crate) fn is_flying(&self) -> bool {
         matches!(self.state, State::Flying(_))

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, ErrorKind};
 use crate::identity::BlockKey;
-use crate::ids::LayerId;
+use crate::ids::{LayerId, PageId};
+use crate::lease::tenancy::Tenancy;
 use crate::lease::write::{WriteLease, WrittenLayer};
 use crate::prefix::checkpoint::Checkpoint;
 use crate::prefix::node::{Inner, Node, Tail};
@@ -71,6 +72,62 @@ impl PrefixTree {
         Ok(new_count)
     }
 
+    /// Enters a prefix that this process has filled in slots of [`crate::PoolSet::reserve_prefix`]: the pages that are
+    /// new, and its end. `tokens` may be fewer than the slots were reserved for, when less was to be had; what lies
+    /// behind stays with the lease and is free when that ends. Answers how many pages are new.
+    ///
+    /// The rows of the end must be those at the length of `tokens`, so every layer is committed up to there and no
+    /// further.
+    ///
+    /// # Errors
+    /// `NotWritten` naming the layer whose witness is missing, is of another lease or proves too little;
+    /// `InvalidRequest` when the lease is none of a prefix, is of other pools or shorter, when `tokens` is no multiple
+    /// of 256 or ends in the shared pages, or when a layer was committed behind it. Nothing is entered then.
+    pub fn publish_prefix(
+        &self,
+        tokens: &[u32],
+        lease: &mut WriteLease,
+        written: &[WrittenLayer],
+    ) -> Result<u32, Error> {
+        let end = tokens.len() as u32;
+        let table = lease.block_table();
+        let schema = self.pools.schema();
+        let least = lease.tenancy().shared_tokens().max(PAGE_TOKENS);
+        let is_end = end.is_multiple_of(PAGE_TOKENS) && (least..=table.tokens()).contains(&end);
+        if !lease.is_of(&self.pools.inner) || !table.is_prefix() || !is_end {
+            let most = table.tokens();
+            let expected =
+                format!("a multiple of {PAGE_TOKENS} from {least} to {most}, in slots of a prefix");
+            return Err(invalid("tokens", end, expected));
+        }
+        for layer in schema.layers() {
+            check_written(layer, end, lease, written)?;
+            let committed = lease.committed_tokens(layer);
+            if committed != end {
+                let expected = format!("{end}, the end that is published");
+                return Err(invalid("committed tokens", committed, expected));
+            }
+        }
+        // The ring of the lease may be longer than the end needs.
+        let ordinals = schema.boundary_windows(end);
+        let (ring, count) = (table.windows(), ordinals.len());
+        let mut windows = ring[..count].to_vec();
+        for ordinal in ordinals {
+            windows[ordinal as usize % count] = ring[ordinal as usize % ring.len()];
+        }
+        let chain = self.keys(tokens);
+        let blocks = chain.keys();
+        let mut inner = self.inner.lock();
+        self.drop_failed(&mut inner);
+        let new_count = self.publish_pages(&mut inner, blocks, lease);
+        if let Some(last) = blocks.last() {
+            self.give_tail(&mut inner, last, windows, lease.tenancy());
+        }
+        drop(inner);
+        lease.raise_floor(end);
+        Ok(new_count)
+    }
+
     fn publish_pages(&self, inner: &mut Inner, blocks: &[BlockKey], lease: &WriteLease) -> u32 {
         let mut parent = inner.root;
         let mut new_count = 0;
@@ -89,13 +146,23 @@ impl PrefixTree {
     }
 
     fn publish_tail(&self, inner: &mut Inner, block: &BlockKey, checkpoint: &Checkpoint) {
+        let owner = checkpoint.tenancy();
+        let windows = owner.table.windows().to_vec();
+        self.give_tail(inner, block, windows, owner);
+    }
+
+    fn give_tail(
+        &self,
+        inner: &mut Inner,
+        block: &BlockKey,
+        windows: Vec<PageId>,
+        owner: &Tenancy,
+    ) {
         let has_place = |node: &Node| node.tail.is_none();
         if !inner.nodes.get(block).is_some_and(has_place) {
             return;
         }
-        let owner = checkpoint.tenancy();
-        let windows = owner.table.windows().to_vec();
-        let slots: Vec<_> = owner.own_slots().collect();
+        let slots: Vec<_> = windows.iter().map(|id| (Space::Window, *id)).collect();
         if let Some(state) = self.own(&slots, owner) {
             inner.insert_tail(block, Tail { windows, state });
         }

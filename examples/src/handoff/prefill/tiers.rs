@@ -15,7 +15,7 @@ use super::flight::Flight;
 use crate::handoff::failure::Failure;
 use crate::handoff::model::cache_failure;
 use crate::handoff::report::{TierHits, TierWork};
-use crate::handoff::turns::sizes::{self, TierSizes};
+use crate::handoff::turns::sizes::{self, TierSizes, name_of};
 
 /// Names of the tiers, nearest first.
 const TIERS: [&str; 2] = ["device", "host"];
@@ -150,14 +150,16 @@ impl Tiers {
             work.misses += 1;
             return;
         };
-        let (index, moves) = match origin {
-            Origin::Device => (0, false),
-            Origin::Host => (1, true),
+        let Some(tier) = work
+            .tiers
+            .iter_mut()
+            .find(|tier| tier.tier == name_of(origin))
+        else {
+            return;
         };
-        let tier = &mut work.tiers[index];
         tier.hits += 1;
         tier.hit_tokens += u64::from(tokens);
-        if moves {
+        if origin != Origin::Device {
             let schema = &side.host.schema;
             let pages = u64::from(tokens / PAGE_TOKENS) * schema.slot_bytes(Space::Page);
             let windows = schema.boundary_windows(tokens).len() as u64;

@@ -17,7 +17,7 @@ use kvgate_transfer::{Agent, Deadline};
 
 use super::report::{Difference, Report, TierHits, Verdict};
 use super::schedule::{Plan, Turn, next_boundary};
-use super::sizes::{self, TierSizes};
+use super::sizes::{self, TierSizes, name_of};
 use super::{DECODED_TOKENS, TurnOptions};
 use crate::handoff::compare::RowDigests;
 use crate::handoff::failure::Failure;
@@ -266,17 +266,14 @@ impl<'a> Server<'a> {
         let report = &mut self.report;
         report.prompt_tokens += u64::from(prompt_tokens);
         report.computed_tokens += u64::from(prompt_tokens - start);
-        let tier = match origin {
-            Some(Origin::Device) => &mut report.tiers[0],
-            Some(Origin::Host) => &mut report.tiers[1],
-            None => {
-                report.misses += 1;
-                return;
-            }
+        let name = origin.map(name_of);
+        let Some(tier) = report.tiers.iter_mut().find(|tier| Some(tier.tier) == name) else {
+            report.misses += 1;
+            return;
         };
         tier.hits += 1;
         tier.hit_tokens += u64::from(start);
-        if origin == Some(Origin::Host) {
+        if origin != Some(Origin::Device) {
             let schema = &self.host.schema;
             let pages = u64::from(start / PAGE_TOKENS) * schema.slot_bytes(Space::Page);
             let windows = schema.boundary_windows(start).len() as u64;

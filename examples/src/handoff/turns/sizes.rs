@@ -1,5 +1,6 @@
 //! How large the tiers of a run of conversations are.
 
+use kvgate_hicache::cache::Origin;
 use kvgate_hicache::host::{HostConfig, host_side};
 use kvgate_hicache::policy::S3Fifo;
 use kvgate_hicache::{Hicache, Side};
@@ -74,6 +75,16 @@ impl TierSizes {
             requests,
             memory,
         }
+    }
+}
+
+/// The name of a tier in every output.
+pub(crate) fn name_of(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Device => "device",
+        Origin::Host => "host",
+        Origin::Storage => "storage",
+        Origin::Remote => "remote",
     }
 }
 

@@ -1,0 +1,39 @@
+//! Storage tiers behind the host tier: what is there goes to them as records, and comes back from them.
+//!
+//! **Storing.** A prefix that is whole in the host tier becomes records: its blocks, then its end. A worker gathers
+//! the rows under a pin that moves into the work, and writes what a tier does not have. The queue is bounded and never
+//! waited for; a store that finds it full is dropped and counted.
+//!
+//! **Fetching.** A worker asks the tiers, nearest first, which blocks and ends they have, decides on the longest prefix
+//! that a request can go on from, claims its records, reserves slots in the host tier and fills them with rows of
+//! verified records. Nobody sees the slots before the prefix is published, and it is published with every record or
+//! not at all: where a record turns out to be missing, the prefix is the one that ends before it, if one does
+//! (I-22). A deadline ends a wait, never a read; the slots are kept until the read is over.
+//!
+//! An error of a tier is a miss with a cause. It is never an error of a request, and never a hit.
+//!
+//! No call here talks to another rank or waits for one.
+
+mod claims;
+mod counts;
+#[cfg(not(kv_loom))]
+mod fetch;
+mod queue;
+#[cfg(not(kv_loom))]
+mod rows;
+#[cfg(not(kv_loom))]
+mod store;
+
+#[cfg(not(kv_loom))]
+mod stack;
+
+pub use claims::{Claim, Claims};
+pub use counts::{FetchCounts, StorageCounts, StorageTierCounts, StoreCounts};
+pub use queue::{Queue, Running};
+
+#[cfg(not(kv_loom))]
+pub use fetch::Fetch;
+#[cfg(not(kv_loom))]
+pub(crate) use stack::Storage;
+#[cfg(not(kv_loom))]
+pub use stack::{Place, PrefetchPolicy, StorageConfig, StorageEnd, StorageTier, WritePolicy};
