@@ -73,7 +73,7 @@ struct World {
     args: &'static [&'static str],
 }
 
-const WORLDS: [World; 3] = [
+const WORLDS: [World; 4] = [
     World {
         name: "transfer",
         args: &[
@@ -94,6 +94,17 @@ const WORLDS: [World; 3] = [
             "sim",
             "--test",
             "sim_reads",
+        ],
+    },
+    World {
+        name: "breaks",
+        args: &[
+            "-p",
+            "kvgate-transfer",
+            "--features",
+            "sim",
+            "--test",
+            "sim_breaks",
         ],
     },
     World {

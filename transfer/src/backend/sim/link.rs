@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Death, Net, SimFaults, State, What};
+use super::{Net, SimFaults, State, What};
 use crate::{
     Arrival,
     backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce},
@@ -85,12 +85,6 @@ impl Link for SimLink {
     }
 
     fn close(&self) {
-        let mut state = self.net.state.lock();
-        if state.ends[self.end].is_closed {
-            return;
-        }
-        let garbage = state.end_connection(self.end, Death::Proven, &self.net.faults);
-        drop(state);
-        drop(garbage);
+        self.net.close(self.end);
     }
 }

@@ -10,6 +10,8 @@
 
 mod link;
 mod options;
+mod session;
+mod session_link;
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
@@ -17,6 +19,7 @@ use bytes::Bytes;
 
 use link::SimLink;
 pub use options::{Death, SimCounts, SimFaults};
+use session::SessionEnd;
 
 use crate::{
     Agent, AgentBuilder, Arrival, arc_dyn,
@@ -51,6 +54,8 @@ struct State {
     events: BTreeMap<(u64, u64), Event>,
     /// Per end of a connection; the other end is `index ^ 1`.
     ends: Vec<End>,
+    /// The number of the connection that carries a session, by the higher end of its pair; none while it is broken.
+    wires: BTreeMap<usize, u64>,
     counts: SimCounts,
 }
 
@@ -58,6 +63,8 @@ struct End {
     engine: Arc<Engine>,
     receiver: Option<(PeerId, Arc<dyn LinkEvents>)>,
     is_closed: bool,
+    /// Where the connection is of a session that has not ended.
+    session: Option<SessionEnd>,
     /// What this end asks when the other one is lost.
     quiesce: Quiesce,
     /// Nothing of this end happens at the other end before this moment, unless it may overtake.
@@ -125,6 +132,7 @@ enum What {
         cause: Cause,
         quiesce: Quiesce,
     },
+    Session(session::Frame),
 }
 
 impl SimNet {
@@ -155,13 +163,7 @@ impl SimNet {
     pub fn connect(&self, a: &Agent, b: &Agent) -> Result<(PeerId, PeerId), Error> {
         let (a, b) = (a.engine(), b.engine());
         let (told_a, told_b) = (a.describe(), b.describe());
-        let first = {
-            let mut state = self.net.state.lock();
-            state
-                .ends
-                .extend([a, b].map(|engine| End::new(engine.clone())));
-            state.ends.len() - 2
-        };
+        let first = self.net.state.lock().add_pair(a, b);
         let link = |end| arc_dyn!(SimLink { net: self.net.clone(), end } => dyn Link);
         let b_at_a = Engine::attach(a, link(first), told_b.metadata.clone(), &told_a)?;
         let a_at_b = Engine::attach(b, link(first + 1), told_a.metadata.clone(), &told_b)
@@ -256,6 +258,7 @@ impl Net {
                     events.completed(peer, op, result);
                 }
             }
+            What::Session(frame) => self.session_event(from, frame),
             other => {
                 let Some((peer, events)) = self.receiver(from ^ 1) else {
                     return;
@@ -264,11 +267,29 @@ impl Net {
                     What::Arrive { arrival, level } => events.arrived(peer, arrival, level),
                     What::Message(bytes) => events.message(peer, bytes),
                     What::Progress(counter) => events.progress(peer, counter),
-                    What::Down { cause, quiesce } => events.down(peer, cause, quiesce),
-                    What::Copy(_) | What::Late { .. } | What::Complete { .. } => {}
+                    What::Down { cause, quiesce } => {
+                        let session = self.state.lock().ends[from ^ 1].session.take();
+                        drop(session);
+                        events.down(peer, cause, quiesce);
+                    }
+                    What::Copy(_)
+                    | What::Late { .. }
+                    | What::Complete { .. }
+                    | What::Session(_) => {}
                 }
             }
         }
+    }
+
+    /// `end` closes its connection.
+    fn close(&self, end: usize) {
+        let mut state = self.state.lock();
+        if state.ends[end].is_closed {
+            return;
+        }
+        let garbage = state.end_connection(end, Death::Proven, &self.faults);
+        drop(state);
+        drop(garbage);
     }
 
     fn receiver(&self, end: usize) -> Option<(PeerId, Arc<dyn LinkEvents>)> {
@@ -282,6 +303,7 @@ impl End {
             engine,
             receiver: None,
             is_closed: false,
+            session: None,
             quiesce: Quiesce::Proven,
             in_order_ns: 0,
             operations_ns: 0,
@@ -290,6 +312,13 @@ impl End {
 }
 
 impl State {
+    /// The two ends of another connection: the number of the first one.
+    fn add_pair(&mut self, a: &Arc<Engine>, b: &Arc<Engine>) -> usize {
+        let pair = [a, b].map(|engine| End::new(engine.clone()));
+        self.ends.extend(pair);
+        self.ends.len() - 2
+    }
+
     /// The next number below `limit` (splitmix64).
     fn random(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -414,6 +443,8 @@ impl State {
         let mut garbage = Vec::new();
         self.ends[ours].is_closed = true;
         garbage.push(Garbage::Receiver(self.ends[ours].receiver.take()));
+        garbage.push(Garbage::Session(self.ends[ours].session.take()));
+        self.wires.remove(&(end | 1));
         let of_pair: Vec<_> = self
             .events
             .iter()
@@ -468,6 +499,7 @@ impl State {
 #[allow(dead_code)] // Kept for their drops.
 enum Garbage {
     Receiver(Option<(PeerId, Arc<dyn LinkEvents>)>),
+    Session(Option<SessionEnd>),
     Copy(RunCopy),
     Event(What),
 }
@@ -477,10 +509,11 @@ impl Drop for SimNet {
     fn drop(&mut self) {
         let (events, receivers) = {
             let mut state = self.net.state.lock();
+            state.wires.clear();
             let receivers: Vec<_> = state
                 .ends
                 .iter_mut()
-                .map(|end| end.receiver.take())
+                .map(|end| (end.receiver.take(), end.session.take()))
                 .collect();
             (std::mem::take(&mut state.events), receivers)
         };

@@ -67,4 +67,6 @@ pub struct SimCounts {
     pub split: u64,
     /// Writes that landed after their process was killed.
     pub late_writes: u64,
+    /// Connections under sessions that broke.
+    pub breaks: u64,
 }
