@@ -1,5 +1,7 @@
 //! [`DescriptorList`]: what a transfer moves, as page numbers.
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::{
     error::{Error, ErrorKind},
     ids::{Incarnation, PoolId},
@@ -11,7 +13,7 @@ use crate::{
 /// pushed one after the other with the same slots share them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorList {
-    groups: Vec<SlotGroup>,
+    groups: SmallVec<[SlotGroup; 1]>,
     descriptor_count: u64,
     incarnation: Option<Incarnation>,
 }
@@ -19,8 +21,8 @@ pub struct DescriptorList {
 /// Slots of pools: all of the first one, then all of the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SlotGroup {
-    pools: Vec<PoolId>,
-    slots: Vec<u32>,
+    pools: SmallVec<[PoolId; 4]>,
+    slots: SmallVec<[u32; 4]>,
 }
 
 /// A slot here and its partner there.
@@ -32,12 +34,15 @@ pub(crate) struct SlotPair {
     pub(crate) remote: u32,
 }
 
+/// Pairs of slots; a few of them need no memory of their own, so that a small request costs none.
+pub(crate) type PairedSlots = SmallVec<[SlotPair; 2]>;
+
 /// Pools here and there whose slots are paired in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PairedGroup {
     /// Here and there.
-    pub(crate) pools: Vec<(PoolId, PoolId)>,
-    pub(crate) slots: Vec<SlotPair>,
+    pub(crate) pools: SmallVec<[(PoolId, PoolId); 2]>,
+    pub(crate) slots: PairedSlots,
 }
 
 impl DescriptorList {
@@ -67,17 +72,18 @@ impl DescriptorList {
         }
         self.descriptor_count += pools.len() as u64 * slots.len() as u64;
         match self.groups.last_mut() {
-            Some(last) if pools.len() == 1 && last.pools == pools => {
+            Some(last) if pools.len() == 1 && last.pools.as_slice() == pools => {
                 last.slots.extend_from_slice(slots);
             }
             Some(last)
-                if last.slots == slots && !pools.iter().any(|pool| last.pools.contains(pool)) =>
+                if last.slots.as_slice() == slots
+                    && !pools.iter().any(|pool| last.pools.contains(pool)) =>
             {
                 last.pools.extend_from_slice(pools);
             }
             _ => self.groups.push(SlotGroup {
-                pools: pools.to_vec(),
-                slots: slots.to_vec(),
+                pools: SmallVec::from_slice(pools),
+                slots: SmallVec::from_slice(slots),
             }),
         }
     }
@@ -159,7 +165,7 @@ impl<'a> Place<'a> {
 pub(crate) fn pair(
     local: &DescriptorList,
     remote: &DescriptorList,
-) -> Result<Vec<PairedGroup>, Error> {
+) -> Result<SmallVec<[PairedGroup; 1]>, Error> {
     if local.descriptor_count != remote.descriptor_count {
         return Err(ErrorKind::LengthMismatch {
             local_count: local.descriptor_count,
@@ -170,7 +176,7 @@ pub(crate) fn pair(
     if local.is_empty() {
         return Err(ErrorKind::EmptyTransfer.into());
     }
-    let mut groups = Vec::with_capacity(local.groups.len().max(remote.groups.len()));
+    let mut groups = SmallVec::with_capacity(local.groups.len().max(remote.groups.len()));
     let (mut here, mut there) = (Place::new(local), Place::new(remote));
     while let (Some((pool, slots)), Some((other, others))) = (here.rest(), there.rest()) {
         let whole = here.whole().zip(there.whole()).filter(|(one, two)| {
@@ -192,7 +198,7 @@ pub(crate) fn pair(
         }
         let count = slots.len().min(others.len());
         groups.push(PairedGroup {
-            pools: vec![(pool, other)],
+            pools: smallvec![(pool, other)],
             slots: paired(&slots[..count], &others[..count]),
         });
         here.skip(count);
@@ -201,7 +207,7 @@ pub(crate) fn pair(
     Ok(groups)
 }
 
-fn paired(local: &[u32], remote: &[u32]) -> Vec<SlotPair> {
+fn paired(local: &[u32], remote: &[u32]) -> PairedSlots {
     let pair = |(local, remote): (&u32, &u32)| SlotPair {
         local: *local,
         remote: *remote,

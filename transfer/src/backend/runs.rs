@@ -1,8 +1,10 @@
 //! What an operation moves: pools of both sides with pairs of slots, eight bytes a pair however many pools
 //! share them. Neighbours are joined to runs while a backend walks over them.
 
+use smallvec::SmallVec;
+
 use super::RemoteRun;
-use crate::desc::{SlotPair, run_at};
+use crate::desc::{PairedSlots, SlotPair, run_at};
 use crate::ids::{PoolId, RegionId};
 use crate::mem::span::SlotRun;
 
@@ -11,6 +13,8 @@ use crate::mem::span::SlotRun;
 pub(crate) struct PoolPair {
     /// Every slot of the pool of this side.
     pub(crate) local: SlotRun,
+    /// That pool.
+    pub(crate) pool: PoolId,
     /// Its region, which every operation of the transfer holds.
     #[cfg_attr(any(kv_loom, not(feature = "one-sided")), allow(dead_code))]
     pub(crate) region: RegionId,
@@ -24,9 +28,9 @@ pub(crate) struct PoolPair {
 #[derive(Clone, Debug)]
 pub(crate) struct PairGroup {
     /// The pools.
-    pub(crate) pools: Vec<PoolPair>,
+    pub(crate) pools: SmallVec<[PoolPair; 1]>,
     /// The slots, the same of each pool.
-    pub(crate) slots: Vec<SlotPair>,
+    pub(crate) slots: PairedSlots,
     /// The highest slot of the peer; the local ones were checked when the group was made.
     #[cfg_attr(kv_loom, allow(dead_code))]
     pub(crate) remote_last: u32,
@@ -36,7 +40,7 @@ pub(crate) struct PairGroup {
 #[derive(Debug, Default)]
 pub struct RunPairs {
     /// In the order in which they were listed.
-    pub(crate) groups: Vec<PairGroup>,
+    pub(crate) groups: SmallVec<[PairGroup; 1]>,
 }
 
 /// A place in [`RunPairs`].
@@ -104,8 +108,9 @@ impl RunPairs {
     #[cfg(all(test, not(kv_loom)))]
     pub(crate) fn of(runs: impl IntoIterator<Item = (SlotRun, RemoteRun)>) -> Self {
         let group = |(local, remote): (SlotRun, RemoteRun)| PairGroup {
-            pools: vec![PoolPair {
+            pools: smallvec::smallvec![PoolPair {
                 local,
+                pool: remote.pool,
                 region: RegionId(1),
                 remote: remote.pool,
                 generation: remote.generation,

@@ -26,7 +26,7 @@ use crate::{
     error::{Cause, Error, ErrorKind},
     ids::{OpId, PeerId},
     landed::{Landed, SlotState},
-    mem::region::RegionHold,
+    mem::region::RegionHolds,
     status::TransferState,
     sync::Arc,
     visibility::Visibility,
@@ -49,7 +49,7 @@ pub enum Status {
 /// What an operation holds until it is terminal. Fields are dropped in this order: the ledger hears of
 /// the end last.
 pub(crate) struct Resources {
-    pub(crate) _regions: Vec<RegionHold>,
+    pub(crate) _regions: RegionHolds,
     pub(crate) _remote: RemoteHold,
     pub(crate) _keepalive: Option<Box<dyn Any + Send>>,
     pub(crate) _slot: OpSlot,

@@ -10,6 +10,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use smallvec::SmallVec;
+
 use crate::{
     agent::metadata::AgentMetadata,
     backend::{Access, Caps, Link, Quiesce},
@@ -79,7 +81,7 @@ struct RemoteRegion {
 #[derive(Debug)]
 pub(crate) struct RemoteHold {
     regions: Arc<RemoteRegions>,
-    held: Vec<RegionId>,
+    held: SmallVec<[RegionId; 2]>,
 }
 
 /// What the worker does with an operation after `Link::post` has returned.
@@ -318,7 +320,7 @@ impl Peer {
         }
         Ok(RemoteHold {
             regions: self.regions.clone(),
-            held: regions.to_vec(),
+            held: SmallVec::from_slice(regions),
         })
     }
 

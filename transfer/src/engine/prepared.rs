@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use smallvec::SmallVec;
+
 use crate::{
     backend::{PairGroup, PoolPair, RunPairs},
     desc::{self, DescriptorList, PairedGroup, SlotPair},
@@ -20,8 +22,8 @@ pub struct PreparedTransfer {
     pub(crate) op: Op,
     pub(crate) peer: PeerId,
     pub(crate) runs: Arc<RunPairs>,
-    pub(crate) local_regions: Vec<RegionId>,
-    pub(crate) remote_regions: Vec<RegionId>,
+    pub(crate) local_regions: SmallVec<[RegionId; 2]>,
+    pub(crate) remote_regions: SmallVec<[RegionId; 2]>,
     bytes: u64,
     descriptor_count: u64,
 }
@@ -79,13 +81,12 @@ impl PreparedTransfer {
         }
         let Resolving {
             runs,
-            local_pools,
             local_regions,
             remote_regions,
             bytes,
             ..
         } = resolving;
-        if let Some((pool, slot)) = repeated(op, &runs, &local_pools) {
+        if let Some((pool, slot)) = repeated(op, &runs) {
             return Err(ErrorKind::DuplicateDestination { pool, slot }.into());
         }
         Ok(Self {
@@ -107,10 +108,8 @@ struct Resolving<'a> {
     /// Of the last local pool: the next one is of the same region as a rule.
     region: Option<Arc<RegionCore>>,
     runs: RunPairs,
-    /// Per group, the names of its local pools.
-    local_pools: Vec<Vec<PoolId>>,
-    local_regions: Vec<RegionId>,
-    remote_regions: Vec<RegionId>,
+    local_regions: SmallVec<[RegionId; 2]>,
+    remote_regions: SmallVec<[RegionId; 2]>,
     bytes: u64,
 }
 
@@ -121,9 +120,8 @@ impl<'a> Resolving<'a> {
             peer,
             region: None,
             runs: RunPairs::default(),
-            local_pools: Vec::new(),
-            local_regions: Vec::new(),
-            remote_regions: Vec::new(),
+            local_regions: SmallVec::new(),
+            remote_regions: SmallVec::new(),
             bytes: 0,
         }
     }
@@ -136,14 +134,12 @@ impl<'a> Resolving<'a> {
             local_last = local_last.max(pair.local);
             remote_last = remote_last.max(pair.remote);
         }
-        let mut pairs = Vec::with_capacity(pools.len());
+        let mut pairs = SmallVec::with_capacity(pools.len());
         for &(here, there) in &pools {
             let pair = self.pools(here, there, (local_last, remote_last))?;
             self.bytes += pair.local.slot_bytes as u64 * slots.len() as u64;
             pairs.push(pair);
         }
-        self.local_pools
-            .push(pools.iter().map(|(here, _)| *here).collect());
         self.runs.groups.push(PairGroup {
             pools: pairs,
             slots,
@@ -195,6 +191,7 @@ impl<'a> Resolving<'a> {
         }
         Ok(PoolPair {
             local,
+            pool: here,
             region,
             remote: there,
             generation: target.generation,
@@ -221,35 +218,35 @@ impl<'a> Resolving<'a> {
 }
 
 /// A destination that stands in the transfer twice.
-fn repeated(op: Op, runs: &RunPairs, local_pools: &[Vec<PoolId>]) -> Option<(PoolId, u32)> {
+fn repeated(op: Op, runs: &RunPairs) -> Option<(PoolId, u32)> {
     let slot = |pair: &SlotPair| match op {
         Op::Write => pair.remote,
         Op::Read => pair.local,
     };
-    let pools = |(group, here): (&PairGroup, &Vec<PoolId>)| -> Vec<PoolId> {
-        match op {
-            Op::Write => group.pools.iter().map(|pool| pool.remote).collect(),
-            Op::Read => here.clone(),
-        }
+    let name = |pool: &PoolPair| match op {
+        Op::Write => pool.remote,
+        Op::Read => pool.pool,
     };
-    let pools: Vec<Vec<PoolId>> = runs.groups.iter().zip(local_pools).map(pools).collect();
-    let mut all: Vec<PoolId> = pools.iter().flatten().copied().collect();
+    for group in &runs.groups {
+        // The list of a group is looked at once, however many pools share it.
+        if let Some(slot) = desc::duplicate(group.slots.iter().map(slot)) {
+            return Some((name(group.pools.first()?), slot));
+        }
+    }
+    let pools = || runs.groups.iter().flat_map(|group| &group.pools);
+    // A single pool was looked at above.
+    pools().nth(1)?;
+    let mut all: Vec<PoolId> = pools().map(name).collect();
     all.sort_unstable();
     let again: BTreeSet<PoolId> = all
         .windows(2)
         .filter(|two| two[0] == two[1])
         .map(|two| two[0])
         .collect();
-    for (group, pools) in runs.groups.iter().zip(&pools) {
-        // The list of a group is looked at once, however many pools share it.
-        if let Some(slot) = desc::duplicate(group.slots.iter().map(slot)) {
-            return Some((*pools.first()?, slot));
-        }
-    }
     for pool in again {
-        let with_pool = runs.groups.iter().zip(&pools).flat_map(|(group, pools)| {
-            let times = pools.iter().filter(|other| **other == pool).count();
-            (0..times).flat_map(|_| group.slots.iter().map(slot))
+        let with_pool = runs.groups.iter().flat_map(|group| {
+            let times = group.pools.iter().filter(|other| name(other) == pool);
+            (0..times.count()).flat_map(|_| group.slots.iter().map(slot))
         });
         let slots: Vec<u32> = with_pool.collect();
         if let Some(slot) = desc::duplicate(slots.into_iter()) {

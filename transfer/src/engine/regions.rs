@@ -10,7 +10,7 @@ use crate::{
     ids::{PoolId, RegionId},
     mem::{
         Memory, PoolGeometry,
-        region::{RegionCore, RegionHold},
+        region::{RegionCore, RegionHolds},
     },
     sync::{Arc, Mutex, ProcessNumbers},
 };
@@ -83,7 +83,7 @@ impl RegionTable {
     }
 
     /// Holds every one of these regions, or none.
-    pub(crate) fn hold_all(&self, ids: &[RegionId]) -> Result<Vec<RegionHold>, Error> {
+    pub(crate) fn hold_all(&self, ids: &[RegionId]) -> Result<RegionHolds, Error> {
         let table = self.table.lock();
         let hold = |id: &RegionId| {
             table

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use smallvec::SmallVec;
+
 use crate::{
     barrier::waiters::Waiters,
     deadline::Deadline,
@@ -89,6 +91,9 @@ impl std::fmt::Debug for Registrars {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct RegionHold(Arc<RegionCore>);
+
+/// Those of one operation, which touches one region as a rule.
+pub(crate) type RegionHolds = SmallVec<[RegionHold; 1]>;
 
 impl RegionCore {
     /// Checks the pools against the memory. `first_pool` is the id of the first one.
