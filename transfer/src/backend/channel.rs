@@ -79,6 +79,11 @@ impl Channel {
         self.out.get_mut().outlet = Some(Outlet::new(ring));
     }
 
+    /// Frames go through a ring, and nothing is ever deferred: only workers send.
+    fn has_ring(&self) -> bool {
+        self.pulse.is_some()
+    }
+
     /// How long the peer has left a heartbeat unanswered; asks for the next one. `None` where it has no ring. Never
     /// waits. Where there is a ring nothing is deferred that whoever has the lock would have to send.
     pub(super) fn heartbeat(&self) -> Option<Duration> {
@@ -150,7 +155,10 @@ impl Channel {
             channel: self,
             out: Some(self.out.lock()),
         };
-        sender.send(|_| {})?;
+        match self.has_ring() {
+            true => _ = sender.open()?,
+            false => sender.send(|_| {})?,
+        }
         Ok(sender)
     }
 
@@ -161,6 +169,7 @@ impl Channel {
 
     /// For the receive thread: one frame, as soon as the socket takes it. Never waits.
     pub(crate) fn answer(&self, frame: impl FnOnce(&mut Vec<u8>)) {
+        debug_assert!(!self.has_ring(), "its receive thread answers nothing");
         frame(&mut self.deferred.lock());
         self.try_flush();
     }
@@ -242,8 +251,10 @@ impl Sender<'_> {
         let out = self.open()?;
         let mut words = std::mem::take(&mut out.words);
         words.clear();
-        words.append(&mut out.leftover);
-        words.append(&mut channel.deferred.lock());
+        if !channel.has_ring() {
+            words.append(&mut out.leftover);
+            words.append(&mut channel.deferred.lock());
+        }
         frame(&mut words);
         let sent = match &mut out.outlet {
             Some(outlet) => outlet.route(&mut words, &channel.socket),
@@ -316,6 +327,9 @@ impl Sender<'_> {
 impl Drop for Sender<'_> {
     fn drop(&mut self) {
         drop(self.out.take());
+        if self.channel.has_ring() {
+            return;
+        }
         // Answers that came while the lock was held.
         while !self.channel.deferred.lock().is_empty() {
             let Some(out) = self.channel.out.try_lock() else {

@@ -266,7 +266,10 @@ impl TransferHandle {
     /// Blocks until it has ended, or the deadline passes: then the answer is [`Status::InFlight`], and
     /// the operation goes on. A thread that waits may do the copying itself.
     pub fn wait(&self, deadline: Deadline) -> Status {
-        self.engine.help_along(&self.operation, deadline);
+        match self.status() {
+            Status::InFlight => self.engine.help_along(&self.operation, deadline),
+            ended => return ended,
+        }
         self.operation
             .phase
             .wait(deadline, |phase| phase.ended())

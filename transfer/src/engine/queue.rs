@@ -171,12 +171,24 @@ impl Queue {
     }
 
     /// The turn, if the link is idle and nothing is queued: for an operation with a place that the caller
-    /// executes itself.
-    pub(crate) fn try_turn(&self) -> Option<Turn<'_>> {
+    /// executes itself. It is among [`Queue::operations`] then, until its place is given back.
+    pub(crate) fn try_turn_for(&self, operation: &Arc<Operation>) -> Option<Turn<'_>> {
         self.state.with(|state| {
-            let is_idle = !state.is_taken && state.closed.is_none() && !state.has_work();
-            is_idle.then(|| self.take(state))
+            let turn = self.turn_of_idle(state)?;
+            state.known.insert(operation.posted.id, operation.clone());
+            Some(turn)
         })
+    }
+
+    /// The turn alone.
+    #[cfg(any(kv_loom, test))]
+    pub(crate) fn try_turn(&self) -> Option<Turn<'_>> {
+        self.state.with(|state| self.turn_of_idle(state))
+    }
+
+    fn turn_of_idle(&self, state: &mut State) -> Option<Turn<'_>> {
+        let is_idle = !state.is_taken && state.closed.is_none() && !state.has_work();
+        is_idle.then(|| self.take(state))
     }
 
     /// The turn and the operation that is next, if the worker is not at it: for a thread that would only wait.
@@ -197,12 +209,6 @@ impl Queue {
             };
             Some((operation, self.take(state)))
         })
-    }
-
-    /// Shows an operation that was never queued among [`Queue::operations`], until its place is given back.
-    pub(crate) fn remember(&self, operation: &Arc<Operation>) {
-        let (op, known) = (operation.posted.id, operation.clone());
-        self.state.with(|state| state.known.insert(op, known));
     }
 
     fn take(&self, state: &mut State) -> Turn<'_> {

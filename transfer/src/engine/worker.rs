@@ -77,7 +77,7 @@ impl Engine {
     pub(super) fn execute(&self, peer: &Arc<Peer>, item: Item) {
         self.note_step(peer);
         let result = match item {
-            Item::Operation(operation) => match self.run_operation(peer, operation) {
+            Item::Operation(operation) => match self.run_operation(peer, &operation) {
                 Some(cause) => return self.fail_peer(peer, cause),
                 None => return,
             },
@@ -114,16 +114,15 @@ impl Engine {
         if !may_be_short {
             return false;
         }
-        let Some(_turn) = peer.queue.try_turn() else {
+        let Some(_turn) = peer.queue.try_turn_for(operation) else {
             return false;
         };
         if peer.link.readiness(posted) != Readiness::Copies {
             return false;
         }
-        peer.queue.remember(operation);
         // This thread may be held up like any other.
         Self::watch_over(this);
-        if let Some(cause) = this.run_operation(peer, operation.clone()) {
+        if let Some(cause) = this.run_operation(peer, operation) {
             peer.queue.push_broken(cause);
         }
         true
@@ -145,19 +144,19 @@ impl Engine {
         while operation.is_queued()
             && let Some((next, _turn)) = peer.queue.next_operation(may)
         {
-            if let Some(cause) = self.run_operation(&peer, next) {
+            if let Some(cause) = self.run_operation(&peer, &next) {
                 peer.queue.push_broken(cause);
             }
         }
     }
 
     /// Gives back why the link is broken, if it was found to be.
-    fn run_operation(&self, peer: &Arc<Peer>, operation: Arc<Operation>) -> Option<Cause> {
-        if Self::is_held(peer, &operation) || !operation.start() {
+    fn run_operation(&self, peer: &Arc<Peer>, operation: &Arc<Operation>) -> Option<Cause> {
+        if Self::is_held(peer, operation) || !operation.start() {
             return None;
         }
-        if let Err(cause) = peer.begin_execution(&operation) {
-            self.end(&operation, Err(peer.down_error(cause)));
+        if let Err(cause) = peer.begin_execution(operation) {
+            self.end(operation, Err(peer.down_error(cause)));
             return None;
         }
         let posted = &operation.posted;
@@ -167,9 +166,9 @@ impl Engine {
             u64::from(operation.is_announced()),
         );
         let result = match peer.link.post(posted) {
-            Ok(Posted::Pending) => self.announce(peer, &operation, None).err().map(Err),
+            Ok(Posted::Pending) => self.announce(peer, operation, None).err().map(Err),
             Ok(Posted::Done(level)) => {
-                Some(self.announce(peer, &operation, Some(level)).map(|()| level))
+                Some(self.announce(peer, operation, Some(level)).map(|()| level))
             }
             Err(error) => Some(Err(error)),
         };
@@ -181,8 +180,8 @@ impl Engine {
         };
         match peer.end_execution(posted.id, result) {
             AfterPost::Wait => {}
-            AfterPost::End(result) => self.end(&operation, result),
-            AfterPost::Lose(cause) => self.lose(peer, operation, cause),
+            AfterPost::End(result) => self.end(operation, result),
+            AfterPost::Lose(cause) => self.lose(peer, operation.clone(), cause),
         }
         broken
     }
