@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use super::wire::Kind;
 
@@ -123,10 +123,11 @@ impl Fields {
         &mut self,
         field: &'static str,
     ) -> Result<[u8; N], WireError> {
-        let taken = self.take(N, field)?;
-        taken[..]
-            .try_into()
-            .map_err(|_| WireError::Truncated { field })
+        let taken = self.bytes.first_chunk().copied();
+        let taken = taken.ok_or(WireError::Truncated { field })?;
+        // A part of its own would be counted, and there are thousands of fields in a long frame.
+        self.bytes.advance(N);
+        Ok(taken)
     }
 
     pub(crate) fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {

@@ -112,7 +112,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
         .split_first_chunk::<HEADER_BYTES>()
         .ok_or(WireError::Truncated { field: "header" })?;
     let header = Header::parse(header_bytes)?;
-    Frame::decode(header_bytes, header, rest.to_vec().into())
+    let (body, crc) = rest
+        .split_last_chunk()
+        .ok_or(WireError::Truncated { field: "body" })?;
+    Frame::decode(header_bytes, header, body.to_vec().into(), *crc)
 }
 
 /// Magic, version, length and check sum made right, so that the fields behind them are reached.

@@ -322,24 +322,22 @@ impl Frame {
         }
     }
 
-    /// Decodes a frame whose header was parsed. `rest` is the body and the check sum.
+    /// Decodes a frame whose header was parsed, with the body and the check sum behind it.
     pub(crate) fn decode(
         header_bytes: &[u8; HEADER_BYTES],
         header: Header,
-        rest: Bytes,
+        body: Bytes,
+        crc: [u8; CRC_BYTES],
     ) -> Result<Self, WireError> {
-        let Some((body, crc)) = rest
-            .split_last_chunk::<CRC_BYTES>()
-            .filter(|(body, _)| body.len() == header.body_bytes)
-        else {
+        if body.len() != header.body_bytes {
             return Err(WireError::Truncated { field: "body" });
-        };
-        let found = u32::from_le_bytes(*crc);
-        let expected = crc32c::crc32c_append(crc32c::crc32c(header_bytes), body);
+        }
+        let found = u32::from_le_bytes(crc);
+        let expected = crc32c::crc32c_append(crc32c::crc32c(header_bytes), &body);
         if found != expected {
             return Err(WireError::Crc { expected, found });
         }
-        let mut fields = Fields::new(rest.slice(..header.body_bytes));
+        let mut fields = Fields::new(body);
         let frame = fields.frame(header.kind)?;
         fields.finish()?;
         Ok(frame)

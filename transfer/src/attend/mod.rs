@@ -25,6 +25,9 @@ use crate::{
 /// the rest is left to the owner.
 const LAST_FRAMES: usize = 16;
 
+/// Looks of a thread that spins between two looks at the clock, which takes longer than one of them.
+const LOOKS: u32 = 32;
+
 /// A thread that waits, with the seats that it has taken.
 pub struct Attendant {
     bell: Arc<Bell>,
@@ -50,9 +53,14 @@ impl Attendant {
             true => self.spin,
             false => Duration::ZERO,
         };
-        let mut quiet_since = None;
+        let (mut quiet_since, mut looks) = (None, 0_u32);
         while !self.bell.is_rung() {
             let has_worked = self.attend(deadline);
+            looks = looks.wrapping_add(1);
+            if !has_worked && !spin.is_zero() && !looks.is_multiple_of(LOOKS) {
+                std::hint::spin_loop();
+                continue;
+            }
             if self.bell.is_rung() || deadline.has_passed() {
                 return;
             }

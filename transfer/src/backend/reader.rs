@@ -114,9 +114,9 @@ impl FrameReader {
         }
         self.consume(HEADER_BYTES);
         self.is_between_frames = false;
-        let rest = self.rest(header.body_bytes + CRC_BYTES, socket, bounds)?;
+        let (body, crc) = self.rest(header.body_bytes, socket, bounds)?;
         self.is_between_frames = true;
-        Ok(Frame::decode(&header_bytes, header, rest)?)
+        Ok(Frame::decode(&header_bytes, header, body, crc)?)
     }
 
     /// From here on frames come through the ring.
@@ -266,14 +266,17 @@ impl FrameReader {
         Err(WireError::BadMagic(found).into())
     }
 
+    /// The body of a frame, and its check sum.
     fn rest(
         &mut self,
-        count: usize,
+        body_bytes: usize,
         socket: &Socket,
         bounds: Bounds<'_>,
-    ) -> Result<Bytes, StreamEnd> {
-        if self.ahead().len() >= count {
-            let rest = Bytes::copy_from_slice(&self.ahead()[..count]);
+    ) -> Result<(Bytes, [u8; CRC_BYTES]), StreamEnd> {
+        let count = body_bytes + CRC_BYTES;
+        let whole = self.ahead().get(..count);
+        if let Some((body, crc)) = whole.and_then(|whole| whole.split_last_chunk()) {
+            let rest = (Bytes::copy_from_slice(body), *crc);
             self.consume(count);
             return Ok(rest);
         }
@@ -286,7 +289,9 @@ impl FrameReader {
             rest.extend_from_slice(&self.ahead()[..taken]);
             self.consume(taken);
         }
-        Ok(rest.into())
+        let crc = *rest.last_chunk().ok_or(StreamEnd::Cut)?;
+        rest.truncate(body_bytes);
+        Ok((rest.into(), crc))
     }
 
     /// Reads once, at least one byte; `at_end` is the answer to the end of the stream.
