@@ -16,6 +16,7 @@
 
 mod checkpoint;
 pub(crate) mod hold;
+mod journal;
 mod lease;
 mod node;
 mod policy;
@@ -29,6 +30,7 @@ use kvgate_transfer::sync::{Arc, Mutex};
 use kvgate_transfer::{Barrier, FlightLedger, StageState};
 
 pub use checkpoint::{Checkpoint, CheckpointWriter};
+pub use journal::{PrefixSink, StoredBlock};
 pub use lease::{PrefixLayer, PrefixLease};
 pub use policy::{EvictionPolicy, Lru};
 
@@ -149,6 +151,7 @@ impl PrefixTree {
             page_components: Component::ALL.into_iter().filter(has_pages).collect(),
             clock: 0,
             policy,
+            journal: None,
         };
         PrefixTree {
             pools: pools.clone(),
@@ -187,7 +190,7 @@ impl PrefixTree {
         let chain = self.keys(prompt);
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        Ok(inner.enter(chain.keys(), flight, components).0)
+        Ok(inner.enter(chain.keys(), prompt, flight, components).0)
     }
 
     /// As [`PrefixTree::insert`], for a flight that brings a prefix and its end
@@ -214,7 +217,8 @@ impl PrefixTree {
         if end.is_some_and(|node| node.tail.is_some()) {
             return Ok(false);
         }
-        Ok(inner.enter(chain.keys(), flight, ComponentSet::ALL).1)
+        let entered = inner.enter(chain.keys(), tokens, flight, ComponentSet::ALL);
+        Ok(entered.1)
     }
 
     /// The longest prefix of `tokens` that the tree has in every page component, in whole pages.
@@ -433,6 +437,7 @@ impl PrefixTree {
             }
         }
         self.settle_tails(inner);
+        inner.tell();
     }
 
     /// Makes a landed page the tree's own; `false` when its flight has ended before.
@@ -498,6 +503,9 @@ impl PrefixTree {
             }
         }
         inner.policy.removed(block);
+        if let Some(journal) = &mut inner.journal {
+            journal.removed(block);
+        }
         if let Some(parent) = inner.nodes.get_mut(&node.parent) {
             parent.child_count -= 1;
         }
@@ -566,7 +574,12 @@ fn progress_of(pools: &PoolSet, core: &FlightCore) -> Progress {
 
 impl Drop for PrefixTree {
     fn drop(&mut self) {
-        let nodes = std::mem::take(&mut self.inner.lock().nodes);
+        let mut inner = self.inner.lock();
+        if let Some(journal) = &mut inner.journal {
+            journal.clear();
+        }
+        let nodes = std::mem::take(&mut inner.nodes);
+        drop(inner);
         for node in nodes.into_values() {
             self.give_back(node);
         }

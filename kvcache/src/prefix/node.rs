@@ -9,6 +9,7 @@ use crate::identity::BlockKey;
 use crate::ids::PageId;
 use crate::lease::inflight::{FlightCore, InFlight};
 use crate::prefix::ComponentSet;
+use crate::prefix::journal::Journal;
 use crate::prefix::policy::EvictionPolicy;
 use crate::schema::{Component, PAGE_TOKENS, Space};
 
@@ -20,6 +21,8 @@ pub(super) struct Inner {
     pub(super) page_components: Vec<Component>,
     pub(super) clock: u64,
     pub(super) policy: Box<dyn EvictionPolicy>,
+    /// `None`: nobody wants to know.
+    pub(super) journal: Option<Journal>,
 }
 
 /// One full page of one prefix.
@@ -95,11 +98,21 @@ impl Inner {
         }
     }
 
-    /// Enters the blocks that a flight brings and the tree does not have. Answers how many, and whether the
+    /// Remembers the tokens of a node that was inserted, the one behind `depth` others, if somebody is to be
+    /// told of it.
+    pub(super) fn note_entered(&mut self, block: BlockKey, depth: usize, tokens: &[u32]) {
+        if let Some(journal) = &mut self.journal {
+            let start = depth * PAGE_TOKENS as usize;
+            journal.entered(block, depth, &tokens[start..start + PAGE_TOKENS as usize]);
+        }
+    }
+
+    /// Enters the blocks of `tokens` that a flight brings and the tree does not have. Answers how many, and whether the
     /// flight brings the checkpoint of the last one.
     pub(super) fn enter(
         &mut self,
         blocks: &[BlockKey],
+        tokens: &[u32],
         flight: &InFlight,
         components: ComponentSet,
     ) -> (u32, bool) {
@@ -115,6 +128,7 @@ impl Inner {
                 }
                 let state = NodeState::Pending(core.clone());
                 self.insert_node(block, parent, *page, components, state);
+                self.note_entered(block, index, tokens);
                 new_count += 1;
             }
             parent = block;

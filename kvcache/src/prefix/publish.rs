@@ -61,7 +61,8 @@ impl PrefixTree {
         let blocks = chain.keys();
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let new_count = self.publish_pages(&mut inner, blocks, lease);
+        let new_count = self.publish_pages(&mut inner, blocks, tokens, lease);
+        inner.tell();
         if let (Some(checkpoint), Some(last)) = (&checkpoint, blocks.last()) {
             self.publish_tail(&mut inner, last, checkpoint);
         }
@@ -119,7 +120,8 @@ impl PrefixTree {
         let blocks = chain.keys();
         let mut inner = self.inner.lock();
         self.drop_failed(&mut inner);
-        let new_count = self.publish_pages(&mut inner, blocks, lease);
+        let new_count = self.publish_pages(&mut inner, blocks, tokens, lease);
+        inner.tell();
         if let Some(last) = blocks.last() {
             self.give_tail(&mut inner, last, windows, lease.tenancy());
         }
@@ -128,16 +130,24 @@ impl PrefixTree {
         Ok(new_count)
     }
 
-    fn publish_pages(&self, inner: &mut Inner, blocks: &[BlockKey], lease: &WriteLease) -> u32 {
+    fn publish_pages(
+        &self,
+        inner: &mut Inner,
+        blocks: &[BlockKey],
+        tokens: &[u32],
+        lease: &WriteLease,
+    ) -> u32 {
         let mut parent = inner.root;
         let mut new_count = 0;
-        for (&block, &page) in blocks.iter().zip(lease.block_table().pages()) {
+        let pages = lease.block_table().pages();
+        for (index, (&block, &page)) in blocks.iter().zip(pages).enumerate() {
             if !inner.nodes.contains_key(&block) {
                 // A shared page that the tree has given up meanwhile is not the request's to enter again.
                 let Some(state) = self.own(&[(Space::Page, page)], lease.tenancy()) else {
                     break;
                 };
                 inner.insert_node(block, parent, page, ComponentSet::ALL, state);
+                inner.note_entered(block, index, tokens);
                 new_count += 1;
             }
             parent = block;
