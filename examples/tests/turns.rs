@@ -34,7 +34,8 @@ fn turns_over_a_small_device_pool_have_the_bits_of_a_cold_run() {
 fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
     for (transport, in_flight) in [("shm", "1"), ("tcp", "2")] {
         let args = ["--transport", transport, "--sessions", "3", "--turns", "2"];
-        let tiers = ["--device-pages", "6", "--verify-cold", "--json"];
+        // The pages of the longest conversation, so that each takes those of another one.
+        let tiers = ["--device-pages", "5", "--verify-cold", "--json"];
         let run = pd_handoff(&[&args[..], &tiers, &["--concurrency", in_flight]].concat());
         let json = run.json();
         assert_eq!(run.code, Some(0), "{transport}: {json}");
@@ -60,6 +61,19 @@ fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
         assert_eq!(json["loads"]["failed"], 0, "{transport}: {json}");
         assert_eq!(json["pages_conserved"], true, "{transport}: {json}");
         assert!(json["computed_tokens"].as_u64() < json["prompt_tokens"].as_u64());
+        // Every turn but the first begins with pages that the decode side has, at least the common ones.
+        let reuse = &json["decode_reuse"];
+        assert_eq!(reuse["hits"], 5, "{transport}: {json}");
+        assert!(
+            reuse["hit_tokens"].as_u64() >= Some(5 * 512),
+            "{transport}: {json}"
+        );
+        assert!(reuse["bytes"].as_u64() > Some(0), "{transport}: {json}");
+        assert_eq!(
+            json["canary"]["violations"].as_array().unwrap().len(),
+            0,
+            "{json}"
+        );
     }
 }
 

@@ -61,6 +61,14 @@ fn examples() -> Vec<Envelope> {
             code: 1,
             text: "verdict: MISMATCH".to_owned(),
         },
+        Message::OfferBehind {
+            start_tokens: 256,
+            prompt_tokens: 300,
+            segment_ends: vec![300],
+            pages: vec![page(1, 0), page(7, 3)],
+            windows: vec![page(2, 1), page(1, u32::MAX - 1)],
+            request: page(4, 9),
+        },
     ];
     let identity = |number: u64| Identity {
         incarnation: Incarnation(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff),
@@ -177,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn any_body_is_read_as_it_is_written(kind in 0_u16..12, body in proptest::collection::vec(any::<u8>(), 0..80)) {
+    fn any_body_is_read_as_it_is_written(kind in 0_u16..13, body in proptest::collection::vec(any::<u8>(), 0..80)) {
         let bytes = framed(kind, &body);
         if let Ok(envelope) = Envelope::decode(&bytes) {
             prop_assert_eq!(envelope.encode(), bytes);

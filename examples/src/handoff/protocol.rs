@@ -41,7 +41,9 @@ pub struct Submission {
 pub struct Offer {
     /// The flight.
     pub id: FlightId,
-    /// Tokens that are handed over.
+    /// Tokens whose pages the receiver has ready and keeps: they do not cross.
+    pub start_tokens: u32,
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Ends of the segments.
     pub segment_ends: Vec<u32>,
@@ -189,21 +191,34 @@ impl Speaker {
         )
     }
 
-    /// Slots for it.
+    /// Slots for it, behind the pages that are there.
     #[must_use]
     pub fn offer(
         &self,
         id: FlightId,
+        start_tokens: u32,
         prompt_tokens: u32,
         segment_ends: Vec<u32>,
         table: &BlockTable,
     ) -> Vec<u8> {
-        let message = Message::Offer {
-            prompt_tokens,
-            segment_ends,
-            pages: table.pages().to_vec(),
-            windows: table.windows().to_vec(),
-            request: table.request(),
+        let (pages, windows) = (table.pages().to_vec(), table.windows().to_vec());
+        let request = table.request();
+        let message = match start_tokens {
+            0 => Message::Offer {
+                prompt_tokens,
+                segment_ends,
+                pages,
+                windows,
+                request,
+            },
+            _ => Message::OfferBehind {
+                start_tokens,
+                prompt_tokens,
+                segment_ends,
+                pages,
+                windows,
+                request,
+            },
         };
         self.say(id, message)
     }
@@ -360,18 +375,30 @@ pub fn from_decode(
             windows,
             request,
         } => {
-            let table = offered_table(
-                schema,
-                prompt_tokens.saturating_add(steps),
-                pages,
-                windows,
-                request,
-            );
+            let tokens = prompt_tokens.saturating_add(steps);
             FromDecode::Offer(Offer {
                 id,
+                start_tokens: 0,
                 prompt_tokens,
                 segment_ends,
-                table,
+                table: offered_table(schema, tokens, pages, windows, request),
+            })
+        }
+        Message::OfferBehind {
+            start_tokens,
+            prompt_tokens,
+            segment_ends,
+            pages,
+            windows,
+            request,
+        } => {
+            let tokens = prompt_tokens.saturating_add(steps);
+            FromDecode::Offer(Offer {
+                id,
+                start_tokens,
+                prompt_tokens,
+                segment_ends,
+                table: offered_table(schema, tokens, pages, windows, request),
             })
         }
         Message::OfferRefused { reason } => FromDecode::OfferRefused { id, reason },
@@ -440,6 +467,36 @@ mod tests {
             })
         );
         assert!(from_prefill(&SPEAKER.done(ID), SPEAKER.incarnation).is_err());
+    }
+
+    #[test]
+    fn an_offer_says_what_need_not_cross() {
+        let config = kvgate_model::Config::tiny_v4();
+        let options = crate::handoff::options::tests::host();
+        let schema = crate::handoff::model::schema(&config, &options, [0; 32]).unwrap();
+        let page = |index| PageId {
+            index,
+            generation: 4,
+        };
+        let table = BlockTable::new(
+            &schema,
+            520,
+            vec![page(1), page(2), page(3)],
+            vec![page(1); 3],
+            page(1),
+        );
+        for start_tokens in [0, 256, 512] {
+            let bytes = SPEAKER.offer(ID, start_tokens, 512, vec![512], &table);
+            let heard = from_decode(&bytes, SPEAKER.incarnation, &schema, 8).unwrap();
+            let Some(FromDecode::Offer(offer)) = heard else {
+                panic!("{heard:?}");
+            };
+            assert_eq!((offer.start_tokens, offer.id), (start_tokens, ID));
+            assert_eq!(offer.table.pages(), table.pages());
+            // Of another life of the receiver it is no offer.
+            let stale = from_decode(&bytes, Incarnation(8), &schema, 8).unwrap();
+            assert_eq!(stale, None);
+        }
     }
 
     #[test]

@@ -285,6 +285,17 @@ pub struct TierWork {
     pub loads: Moves,
 }
 
+/// Pages of earlier prompts that did not cross a second time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixReuse {
+    /// Turns whose first pages the decode side had.
+    pub hits: u64,
+    /// Tokens of these pages.
+    pub hit_tokens: u64,
+    /// Bytes that did not cross.
+    pub bytes: u64,
+}
+
 /// A run of conversations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversations {
@@ -295,6 +306,8 @@ pub struct Conversations {
     /// What was found where.
     #[serde(flatten)]
     pub work: TierWork,
+    /// Pages that the decode side had already.
+    pub decode_reuse: PrefixReuse,
 }
 
 /// The whole object.

@@ -101,7 +101,8 @@ fn moves(conversations: &Conversations) -> String {
     let work = &conversations.work;
     format!(
         "turns: {} x {}, {} without a hit, {} tokens computed; pages: device {}, host {}; \
-         backups {} ({} no room), loads {} ({} failed)",
+         backups {} ({} no room), loads {} ({} failed)\n\
+         decode side: {} turns over pages of its own, {} tokens, {} bytes that did not cross",
         conversations.sessions,
         conversations.turns,
         work.misses,
@@ -112,6 +113,9 @@ fn moves(conversations: &Conversations) -> String {
         work.backups.no_room,
         work.loads.landed,
         work.loads.failed,
+        conversations.decode_reuse.hits,
+        grouped(conversations.decode_reuse.hit_tokens),
+        grouped(conversations.decode_reuse.bytes),
     )
 }
 

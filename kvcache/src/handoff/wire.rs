@@ -107,6 +107,22 @@ pub enum Message {
         /// The request slot.
         request: PageId,
     },
+    /// As an Offer, from a side that has the pages of a prefix of the prompt ready and keeps them: they do not
+    /// cross, and nothing may be written to them.
+    OfferBehind {
+        /// Tokens of that prefix, a multiple of 256; its pages come first.
+        start_tokens: u32,
+        /// The prompt length.
+        prompt_tokens: u32,
+        /// Ends of the segments in tokens, behind the prefix.
+        segment_ends: Vec<u32>,
+        /// Logical pages with their generations, those of the prefix included.
+        pages: Vec<PageId>,
+        /// The ring of window slots.
+        windows: Vec<PageId>,
+        /// The request slot.
+        request: PageId,
+    },
     /// The request cannot be received.
     OfferRefused {
         /// Why.
@@ -331,6 +347,7 @@ impl Message {
             Message::Abort { .. } => 8,
             Message::AbortAck { .. } => 9,
             Message::Finish { .. } => 10,
+            Message::OfferBehind { .. } => 11,
         }
     }
 
@@ -341,6 +358,7 @@ impl Message {
             Message::HelloRefused { .. } => "hello-refused",
             Message::Submit { .. } => "submit",
             Message::Offer { .. } => "offer",
+            Message::OfferBehind { .. } => "offer-behind",
             Message::OfferRefused { .. } => "offer-refused",
             Message::Aux { .. } => "aux",
             Message::Done => "done",
@@ -394,6 +412,21 @@ impl Message {
                 windows,
                 request,
             } => {
+                out.u32(*prompt_tokens);
+                out.list(segment_ends, |out, end| out.u32(*end));
+                out.list(pages, Writer::page);
+                out.list(windows, Writer::page);
+                out.page(request);
+            }
+            Message::OfferBehind {
+                start_tokens,
+                prompt_tokens,
+                segment_ends,
+                pages,
+                windows,
+                request,
+            } => {
+                out.u32(*start_tokens);
                 out.u32(*prompt_tokens);
                 out.list(segment_ends, |out, end| out.u32(*end));
                 out.list(pages, Writer::page);
@@ -465,6 +498,14 @@ impl Message {
             10 => Message::Finish {
                 code: body.u32("code")?,
                 text: body.text("text")?,
+            },
+            11 => Message::OfferBehind {
+                start_tokens: body.u32("start_tokens")?,
+                prompt_tokens: body.u32("prompt_tokens")?,
+                segment_ends: body.list("segment_ends", 4, |body| body.u32("segment_ends"))?,
+                pages: body.list("pages", 8, |body| body.page("pages"))?,
+                windows: body.list("windows", 8, |body| body.page("windows"))?,
+                request: body.page("request")?,
             },
             found => return Err(WireError::Kind { found }),
         })

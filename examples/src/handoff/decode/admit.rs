@@ -5,11 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 
 use kvgate_kvcache::canary::ProvenanceTable;
-use kvgate_kvcache::{Room, TransferPlan, WriteLease, WriterLayers};
+use kvgate_kvcache::{Room, TransferPlan, WriterLayers};
 use kvgate_transfer::ArrivalSink;
 
 use super::detector::Detector;
 use super::flight::{Flight, LandingSink};
+use super::prefixes::Reserved;
 use super::session::{Peer, Session};
 use super::worker::{self, Task};
 use crate::handoff::cancel::CancelMoment;
@@ -28,14 +29,19 @@ impl Session {
     pub(super) fn admit_waiting(&mut self) -> Result<(), Failure> {
         while let Some(submission) = self.waiting.front() {
             let tokens = submission.prompt_ids.len() as u32 + self.steps();
-            match self
-                .side
-                .pools
-                .reserve(tokens, Room(u64::from(submission.request)))
-            {
-                Ok(lease) => {
+            let room = Room(u64::from(submission.request));
+            let prompt = &submission.prompt_ids;
+            let reserved = match self.keeps_prefixes() {
+                true => self.side.prefixes.reserve(prompt, tokens, room),
+                false => self.side.pools.reserve(tokens, room).map(|lease| Reserved {
+                    lease,
+                    start_tokens: 0,
+                }),
+            };
+            match reserved {
+                Ok(reserved) => {
                     if let Some(submission) = self.waiting.pop_front() {
-                        self.admit(&submission, lease)?;
+                        self.admit(&submission, reserved)?;
                     }
                 }
                 Err(error) if error.is_retryable() => return Ok(()),
@@ -54,7 +60,12 @@ impl Session {
         Ok(())
     }
 
-    fn admit(&mut self, submission: &Submission, lease: WriteLease) -> Result<(), Failure> {
+    fn admit(&mut self, submission: &Submission, reserved: Reserved) -> Result<(), Failure> {
+        let keeps_prefixes = self.keeps_prefixes();
+        let Reserved {
+            lease,
+            start_tokens,
+        } = reserved;
         let Some(Peer {
             id,
             watch,
@@ -68,13 +79,14 @@ impl Session {
         };
         let schema = &self.side.host.schema;
         let prompt_tokens = submission.prompt_ids.len() as u32;
-        let segment_ends = segment_ends(prompt_tokens);
+        let segment_ends = segment_ends(start_tokens, prompt_tokens);
         let writers = vec![WriterLayers {
             rank: RANK,
             layers: 0..schema.layer_count(),
         }];
-        let transfer = TransferPlan::compile(
+        let transfer = TransferPlan::compile_from(
             Arc::clone(schema),
+            start_tokens,
             prompt_tokens,
             segment_ends.clone(),
             writers,
@@ -88,6 +100,7 @@ impl Session {
         };
         let offer = self.speaker.offer(
             id_of_flight,
+            start_tokens,
             prompt_tokens,
             segment_ends,
             lease.block_table(),
@@ -104,8 +117,14 @@ impl Session {
             .map_err(|refused| cache_failure(&refused.1))?;
         let provenance = (self.side.options.verify != Verify::Off)
             .then(|| Arc::new(ProvenanceTable::new(Room(u64::from(submission.request)))));
+        if let Some(table) = &provenance {
+            let (blocks, room) = (in_flight.block_table(), in_flight.room());
+            let prefixes = &self.side.prefixes;
+            prefixes.recall(start_tokens, blocks, table, room, *id);
+        }
         let sink = LandingSink {
             side: Arc::clone(&self.side),
+            is_kept: keeps_prefixes,
             request: submission.request,
             plan: transfer,
             next: provenance
@@ -115,6 +134,13 @@ impl Session {
         in_flight
             .arm(&self.side.agent, Some(Arc::new(sink)))
             .map_err(|error| cache_failure(&error))?;
+        if keeps_prefixes {
+            let prefixes = &self.side.prefixes;
+            prefixes.count(start_tokens);
+            prefixes
+                .expect(&submission.prompt_ids, &in_flight)
+                .map_err(|error| cache_failure(&error))?;
+        }
         let moment = moments.get(submission.request as usize).copied().flatten();
         let (first_token, from_aux) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -147,6 +173,12 @@ impl Session {
         Ok(())
     }
 
+    /// Pages of prompts are kept where later prompts begin with them.
+    pub(super) fn keeps_prefixes(&self) -> bool {
+        let peer = self.peer.as_ref();
+        peer.is_some_and(|peer| peer.plan.conversations.is_some())
+    }
+
     fn steps(&self) -> u32 {
         self.peer.as_ref().map_or(0, |peer| peer.plan.steps)
     }
@@ -160,12 +192,12 @@ fn is_ours(moment: &CancelMoment) -> bool {
     )
 }
 
-/// Ends of the segments of a prompt: whole pages, not too many.
-fn segment_ends(prompt_tokens: u32) -> Vec<u32> {
-    let pages = prompt_tokens.div_ceil(PAGE_TOKENS).max(1);
+/// Ends of the segments of a prompt behind what does not cross: whole pages, not too many.
+fn segment_ends(start_tokens: u32, prompt_tokens: u32) -> Vec<u32> {
+    let pages = (prompt_tokens - start_tokens).div_ceil(PAGE_TOKENS).max(1);
     let step = pages.div_ceil(SEGMENTS_WANTED) * PAGE_TOKENS;
     let mut ends: Vec<u32> = (1..)
-        .map(|count| count * step)
+        .map(|count| start_tokens + count * step)
         .take_while(|end| *end < prompt_tokens)
         .collect();
     ends.push(prompt_tokens);
@@ -178,11 +210,14 @@ mod tests {
 
     #[test]
     fn segments_are_whole_pages_and_end_with_the_prompt() {
-        assert_eq!(segment_ends(1), [1]);
-        assert_eq!(segment_ends(256), [256]);
-        assert_eq!(segment_ends(257), [256, 257]);
-        assert_eq!(segment_ends(2_147).len(), 9);
-        let long = segment_ends(9_800);
+        assert_eq!(segment_ends(0, 1), [1]);
+        assert_eq!(segment_ends(0, 256), [256]);
+        assert_eq!(segment_ends(0, 257), [256, 257]);
+        assert_eq!(segment_ends(0, 2_147).len(), 9);
+        assert_eq!(segment_ends(512, 1_000), [768, 1_000]);
+        // Only the window and the states are left.
+        assert_eq!(segment_ends(512, 512), [512]);
+        let long = segment_ends(0, 9_800);
         assert!(long.len() <= 16 && long.last() == Some(&9_800), "{long:?}");
         assert!(
             long.iter().rev().skip(1).all(|end| end % 256 == 0),

@@ -56,6 +56,8 @@ pub(super) struct LandingSink {
     pub(super) side: Arc<Side>,
     pub(super) request: u32,
     pub(super) plan: TransferPlan,
+    /// The pages are kept for later prompts, and so is what the sender says of them.
+    pub(super) is_kept: bool,
     pub(super) next: Option<Arc<dyn ArrivalSink>>,
 }
 
@@ -63,6 +65,9 @@ impl ArrivalSink for LandingSink {
     fn arrived(&self, peer: PeerId, arrival: &Arrival) {
         if let Some(next) = &self.next {
             next.arrived(peer, arrival);
+        }
+        if self.is_kept {
+            self.side.prefixes.remember(arrival);
         }
         // One arrival is one segment of one layer.
         let Some(&(stage, chunk)) = arrival.tickets.first() else {

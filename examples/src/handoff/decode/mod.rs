@@ -4,6 +4,7 @@ mod admit;
 mod caches;
 mod detector;
 mod flight;
+mod prefixes;
 mod session;
 mod verdict;
 mod worker;
@@ -53,6 +54,8 @@ struct Side {
     host: Host,
     agent: Agent,
     pools: PoolSet,
+    /// Pages of finished prompts; counted on in a run of conversations.
+    prefixes: prefixes::Prefixes,
     size: PoolSize,
     activity: Arc<Activity>,
     markers: PhaseMarkers,
@@ -103,6 +106,7 @@ pub fn run(
         options: options.clone(),
         host,
         agent,
+        prefixes: prefixes::Prefixes::new(&pools),
         pools,
         size,
         activity,

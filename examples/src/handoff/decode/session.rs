@@ -372,6 +372,8 @@ impl Session {
                 self.side.note(|notes| {
                     notes.finished.insert(id.request);
                 });
+                // What has landed goes to the prefixes before the flight gives it up.
+                self.side.prefixes.settle();
                 if let Some(flight) = self.flights.remove(&id.epoch) {
                     self.drain(id.epoch, flight.slot_count, flight.close(), false);
                 }

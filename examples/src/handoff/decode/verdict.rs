@@ -11,8 +11,8 @@ use crate::handoff::model;
 use crate::handoff::observer::Phase;
 use crate::handoff::plan::PrefillSummary;
 use crate::handoff::report::{
-    Canary, Conversations, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, Report,
-    Requests, SCHEMA, Verdict,
+    Canary, Conversations, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, PrefixReuse,
+    Report, Requests, SCHEMA, Verdict,
 };
 use crate::handoff::timeline::{Timeline, process_cpu_ms};
 use crate::handoff::{out, tally};
@@ -42,6 +42,7 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
     let notes = std::mem::take(&mut *side.notes.lock().unwrap_or_else(PoisonError::into_inner));
     let totals = tally::totals(&side.host.schema, &notes, summary, session.clock_shift_us);
     let found = std::mem::take(&mut *side.found.lock().unwrap_or_else(PoisonError::into_inner));
+    let reuse = side.prefixes.finish();
     let stats = side.pools.stats();
     let fate_count = |wanted| {
         session
@@ -105,7 +106,7 @@ pub(super) fn judge(session: &Session) -> Result<(Report, Timeline), Failure> {
         counters: counters(session),
         fault: session.planted.clone(),
         hits: hits(summary),
-        conversations: conversations(peer, summary),
+        conversations: conversations(peer, summary, reuse),
         error: None,
     };
     conclude(&mut report, findings.is_equal(), peer);
@@ -193,12 +194,17 @@ fn tier_without_hit(peer: &Peer, report: &Report) -> Option<Failure> {
     Some(Failure::new(FailureKind::ProvesNothing, message).with_field(&tier.tier, 0))
 }
 
-fn conversations(peer: &Peer, summary: &PrefillSummary) -> Option<Conversations> {
+fn conversations(
+    peer: &Peer,
+    summary: &PrefillSummary,
+    decode_reuse: PrefixReuse,
+) -> Option<Conversations> {
     let turns = peer.plan.conversations.as_ref()?;
     Some(Conversations {
         sessions: turns.sessions,
         turns: turns.turns,
         work: summary.tiers.clone().unwrap_or_default(),
+        decode_reuse,
     })
 }
 

@@ -68,8 +68,9 @@ impl Outbox {
             rank: protocol::RANK,
             layers: 0..layer_count,
         }];
-        let plan = TransferPlan::compile(
+        let plan = TransferPlan::compile_from(
             Arc::clone(schema),
+            offer.start_tokens,
             offer.prompt_tokens,
             offer.segment_ends.clone(),
             writers,
