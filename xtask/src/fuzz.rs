@@ -111,7 +111,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<Target>, Failure> {
 }
 
 /// The triple of this machine. Naming it keeps the flags away from build scripts and macros.
-fn host(workspace: &Workspace) -> Result<String, Failure> {
+pub(crate) fn host(workspace: &Workspace) -> Result<String, Failure> {
     let (_, text) = workspace.program("rustc", "rustc").args(["-vV"]).stdout()?;
     text.lines()
         .find_map(|line| line.strip_prefix("host: "))

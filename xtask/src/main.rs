@@ -25,6 +25,7 @@ mod sim;
 mod suites;
 mod test;
 mod tree;
+mod tsan;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,8 @@ enum Task {
     Sim(sim::Args),
     /// Runs the fuzz targets from the committed inputs.
     Fuzz(fuzz::Args),
+    /// Runs the threaded tests under the thread sanitizer.
+    Tsan(tsan::Args),
     /// Checks dependency directions, words, unsafe code and file sizes.
     Arch,
     /// Checks that each row of docs/invariants.md names code, a test and a mutant that exist.
@@ -104,6 +107,7 @@ fn run(task: Task) -> Result<Outcome, Failure> {
         Task::Mutants(args) => mutants::run(&workspace, &args),
         Task::Sim(args) => sim::run(&workspace, &args),
         Task::Fuzz(args) => fuzz::run(&workspace, &args),
+        Task::Tsan(args) => tsan::run(&workspace, &args),
         Task::Arch => arch::run(&workspace),
         Task::Invariants => invariants::run(&workspace),
         Task::Bench(args) => bench::run(&workspace, &args),
