@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kvgate_transfer::sync::{Arc, Condvar, Mutex};
 use kvgate_transfer::{
     Address, Agent, AgentEvent, Arrival, ArrivalSink, Barrier, BarrierPlan, ChunkId, ChunkSpec,
-    Deadline, DescriptorList, Epoch, Event, Memory, MemoryRegion, Op, PeerId, PoolGeometry,
-    PostOptions, Recorder, SourceReady, StageId, StallCause, Status, TransferConfig,
+    Deadline, DescriptorList, Epoch, Event, Expectation, Memory, MemoryRegion, Op, PeerId,
+    PoolGeometry, PostOptions, Recorder, SourceReady, StageId, StallCause, Status, TransferConfig,
     TransferHandle, WriterRank,
 };
 
@@ -97,6 +97,11 @@ struct Pair {
 
 impl Pair {
     fn new(name: &str) -> Self {
+        let name = format!("kvgate-heartbeat-{}-{name}", std::process::id());
+        Self::over(&Address::Shm(name))
+    }
+
+    fn over(address: &Address) -> Self {
         let said = Arc::new(Said::default());
         let config = TransferConfig {
             stall_ms: STALL_MS,
@@ -116,8 +121,7 @@ impl Pair {
             (agent, region)
         };
         let ((from, source), (to, target)) = (agent("from"), agent("to"));
-        let name = format!("kvgate-heartbeat-{}-{name}", std::process::id());
-        let bound = to.listen(&Address::Shm(name)).unwrap();
+        let bound = to.listen(address).unwrap();
         let to_target = from.connect(&bound, soon()).unwrap();
         let Some(AgentEvent::PeerUp { peer }) = to.next_event(soon()) else {
             panic!("the connection is the first event");
@@ -145,6 +149,31 @@ impl Pair {
         from.post(&transfer.unwrap(), source, options).unwrap()
     }
 
+    /// A flight whose only chunk brings the receive thread of the target into the gate.
+    fn stick(&self, gate: &Arc<Gate>) -> (Expectation, TransferHandle) {
+        let chunk = ChunkSpec {
+            stage: StageId(0),
+            chunk: ChunkId(0),
+            writer: WriterRank(0),
+            descriptor_count: 1,
+        };
+        let barrier = Barrier::new(BarrierPlan::from_chunks(vec![chunk]).unwrap(), EPOCH);
+        let writers = [(self.to_source, WriterRank(0))];
+        let flight = self.to.expect(&barrier, &writers, Some(gate.clone()));
+        barrier.arm().unwrap();
+        let arrival = Arrival {
+            epoch: EPOCH,
+            tickets: vec![(StageId(0), ChunkId(0))],
+            note: bytes::Bytes::new(),
+        };
+        let first = self.post(PostOptions {
+            arrival: Some(arrival),
+            ..PostOptions::default()
+        });
+        gate.await_entered();
+        (flight.unwrap(), first)
+    }
+
     /// How long the target has been silent, as its peer sees it.
     fn silence_ms(&self) -> u64 {
         let status = self.from.status();
@@ -155,27 +184,8 @@ impl Pair {
 #[test]
 fn a_peer_whose_thread_is_stuck_is_silent_and_a_stall_says_so() {
     let pair = Pair::new("stuck");
-    let chunk = ChunkSpec {
-        stage: StageId(0),
-        chunk: ChunkId(0),
-        writer: WriterRank(0),
-        descriptor_count: 1,
-    };
-    let barrier = Barrier::new(BarrierPlan::from_chunks(vec![chunk]).unwrap(), EPOCH);
     let gate = Arc::new(Gate::default());
-    let writers = [(pair.to_source, WriterRank(0))];
-    let flight = pair.to.expect(&barrier, &writers, Some(gate.clone()));
-    barrier.arm().unwrap();
-    let arrival = Arrival {
-        epoch: EPOCH,
-        tickets: vec![(StageId(0), ChunkId(0))],
-        note: bytes::Bytes::new(),
-    };
-    let first = pair.post(PostOptions {
-        arrival: Some(arrival),
-        ..PostOptions::default()
-    });
-    gate.await_entered();
+    let (flight, first) = pair.stick(&gate);
     // More than its ring and its socket take; what is behind them waits.
     const LONG: usize = 100_000;
     for _ in 0..10 {
@@ -209,7 +219,7 @@ fn a_peer_whose_thread_is_stuck_is_silent_and_a_stall_says_so() {
         assert!(!deadline.has_passed(), "it attends to its ring again");
         std::thread::yield_now();
     }
-    drop(flight.unwrap().close().wait(soon()).unwrap());
+    drop(flight.close().wait(soon()).unwrap());
 }
 
 /// It sleeps, is asked, and answers: whoever looks a while later sees no silence.
@@ -238,4 +248,27 @@ fn an_idle_peer_answers_whenever_it_is_asked() {
         std::thread::yield_now();
     }
     assert_eq!(pair.from.status().peers[0].heartbeat_age_ms, None);
+}
+
+/// A sink that does not return keeps its thread and nobody else: the shutdown ends, names the thread, and gives no
+/// memory back that the peer might write.
+#[test]
+fn a_shutdown_leaves_a_thread_that_is_stuck_in_a_sink_and_says_so() {
+    let name = format!("kvgate-heartbeat-{}-left", std::process::id());
+    for address in [
+        Address::Shm(name),
+        Address::Tcp("127.0.0.1:0".parse().unwrap()),
+    ] {
+        let pair = Pair::over(&address);
+        let gate = Arc::new(Gate::default());
+        let (flight, _first) = pair.stick(&gate);
+        let began = Instant::now();
+        let report = pair.to.shutdown(Deadline::after_ms(3_000));
+        assert!(began.elapsed() < Duration::from_secs(15), "{address}");
+        assert_eq!(report.running_threads, 1, "{address}: {report:?}");
+        assert_eq!(report.unquiet_flights, [EPOCH], "{address}");
+        let draining = flight.close().wait(Deadline::now());
+        assert!(draining.is_err(), "{address}: its memory is free");
+        gate.open();
+    }
 }

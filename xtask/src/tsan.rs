@@ -17,7 +17,9 @@ use crate::exec::{Failure, Workspace};
 use crate::fuzz;
 use crate::libtest;
 
-const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
+/// Mappings are made through libc, where the sanitizer sees that an address has another use than before.
+const FLAGS: &str =
+    "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg rustix_use_libc";
 /// Of one test program, with its build.
 const LIMIT: Duration = Duration::from_secs(900);
 

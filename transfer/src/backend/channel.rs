@@ -25,6 +25,7 @@ use super::reader::FrameReader;
 use super::ring::Outlet;
 use super::socket::{Bounds, Socket, StopSignal, StreamEnd, Writable, timespec};
 use crate::agent::wire::{self, Frame};
+use crate::deadline::Deadline;
 use crate::error::{Cause, Error, ErrorKind};
 use crate::ids::PeerId;
 use crate::mem::iovec::{Held, RawVectors};
@@ -345,6 +346,9 @@ impl Drop for Sender<'_> {
     }
 }
 
+/// How long a receive thread that is in no callback may take to end, whatever the deadline is.
+const JOIN_MS: u64 = 1_000;
+
 /// The receive thread of a link.
 pub(crate) struct Receiver(Arc<Thread>);
 
@@ -359,6 +363,20 @@ struct ThreadState {
     handle: Option<thread::JoinHandle<()>>,
     is_running: bool,
     is_closed: bool,
+    /// It did not end in time, and nobody waits for it any more.
+    is_left: bool,
+}
+
+/// How a wait for the end of a receive thread ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Joined {
+    /// It was never started, and never will be.
+    NeverStarted,
+    /// It has ended, or is the calling thread.
+    Ended,
+    /// It is inside of a callback still, and ends behind it.
+    Left,
 }
 
 /// Says that the thread has ended, however it ended.
@@ -415,16 +433,29 @@ impl Receiver {
     }
 
     /// Waits for its end, whoever else does, unless called by itself: a link that is closed from inside one
-    /// of its own events. Its waits have been ended before. `false` when it was never started.
-    pub(crate) fn join(&self) -> bool {
+    /// of its own events. Its waits have been ended before, so only a callback can keep it: with a deadline it is
+    /// left there, but not sooner than after [`JOIN_MS`], and is not waited for again.
+    pub(crate) fn join(&self, deadline: Option<Deadline>) -> Joined {
+        let until = deadline.map(|deadline| deadline.max(Deadline::after_ms(JOIN_MS)));
         let mut state = self.0.state.lock();
         state.is_closed = true;
-        let Some(id) = state.id else { return false };
+        let Some(id) = state.id else {
+            return Joined::NeverStarted;
+        };
         if id == thread::current().id() {
-            return true;
+            return Joined::Ended;
         }
         while state.is_running {
-            self.0.ended.wait(&mut state);
+            if state.is_left {
+                return Joined::Left;
+            }
+            match until {
+                None => self.0.ended.wait(&mut state),
+                Some(until) => {
+                    self.0.ended.wait_until(&mut state, until.instant());
+                    state.is_left = state.is_running && until.has_passed();
+                }
+            }
         }
         let handle = state.handle.take();
         drop(state);
@@ -432,7 +463,7 @@ impl Receiver {
             // A panic of the thread was reported by its own hook.
             let _ = handle.join();
         }
-        true
+        Joined::Ended
     }
 }
 

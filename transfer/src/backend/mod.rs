@@ -309,6 +309,14 @@ pub trait Link: Send + Sync {
     /// Ends the connection: blocked calls return, the receive thread ends, no event comes after this
     /// returns except from a call that is under way on this very thread. Idempotent.
     fn close(&self);
+    /// As [`Link::close`], for no longer than the deadline and a moment: `false` when the receive thread is inside of
+    /// an event that does not return. It ends behind that event; what it may touch until then is not proven quiet.
+    #[must_use]
+    fn close_within(&self, deadline: crate::deadline::Deadline) -> bool {
+        let _ = deadline;
+        self.close();
+        true
+    }
 }
 
 /// The engine, as a link sees it. Called from the link's receive thread, or from a thread that attends to its ring;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::channel::{self, Channel, Receiver};
+use super::channel::{self, Channel, Joined, Receiver};
 use super::mailbox::{Line, Mailbox};
 use super::process::PeerProcess;
 use super::reader::FrameReader;
@@ -368,19 +368,31 @@ impl<R: Reach> Link for NeighbourLink<R> {
     }
 
     fn close(&self) {
+        let _ = self.end(None);
+    }
+
+    fn close_within(&self, deadline: Deadline) -> bool {
+        self.end(Some(deadline)) != Joined::Left
+    }
+}
+
+impl<R: Reach> NeighbourLink<R> {
+    fn end(&self, deadline: Option<Deadline>) -> Joined {
         self.shared.line.channel.close();
         self.shared.stop_storing();
         self.shared.line.channel.socket.shutdown_send();
         if self.shared.line.is_attended_here() {
             // The receive thread ends once this one has let go of the ring.
-            return;
+            return Joined::Ended;
         }
-        if !self.receiver.join() {
+        let joined = self.receiver.join(deadline);
+        if joined == Joined::NeverStarted {
             let mut slot = self.reader.lock();
             if let Some(mut reader) = slot.take() {
                 self.shared.hear_out(&mut reader);
             }
         }
+        joined
     }
 }
 

@@ -30,7 +30,7 @@ use rustix::net::sockopt;
 
 use self::incoming::{Incoming, Progress, check_length, refused_by_engine};
 use self::session::{Attempts, Next, Terms};
-use super::channel::{self, Channel, Receiver};
+use super::channel::{self, Channel, Joined, Receiver};
 use super::parts::Parts;
 use super::reader::FrameReader;
 use super::reads::Reads;
@@ -60,15 +60,10 @@ pub(crate) fn tune(socket: impl std::os::fd::AsFd) -> Result<(), Error> {
     let set =
         |result: Result<(), Errno>| result.map_err(|errno| Error::system("setsockopt", errno));
     let seconds = std::time::Duration::from_secs;
+    let length = SOCKET_BUFFER_BYTES;
     set(sockopt::set_tcp_nodelay(&socket, true))?;
-    set(sockopt::set_socket_send_buffer_size(
-        &socket,
-        SOCKET_BUFFER_BYTES,
-    ))?;
-    set(sockopt::set_socket_recv_buffer_size(
-        &socket,
-        SOCKET_BUFFER_BYTES,
-    ))?;
+    set(sockopt::set_socket_send_buffer_size(&socket, length))?;
+    set(sockopt::set_socket_recv_buffer_size(&socket, length))?;
     set(sockopt::set_socket_keepalive(&socket, true))?;
     set(sockopt::set_tcp_keepidle(&socket, seconds(10)))?;
     set(sockopt::set_tcp_keepintvl(&socket, seconds(5)))?;
@@ -570,6 +565,16 @@ impl Link for TcpLink {
     }
 
     fn close(&self) {
+        let _ = self.end(None);
+    }
+
+    fn close_within(&self, deadline: Deadline) -> bool {
+        self.end(Some(deadline)) != Joined::Left
+    }
+}
+
+impl TcpLink {
+    fn end(&self, deadline: Option<Deadline>) -> Joined {
         let shared = &self.shared;
         shared.is_closed_here.store(true, Ordering::Release);
         shared.stop.raise();
@@ -582,7 +587,7 @@ impl Link for TcpLink {
             // An event is told between two frames, and after the signal none is read.
             shared.is_past.store(true, Ordering::Release);
         }
-        self.receiver.join();
+        self.receiver.join(deadline)
     }
 }
 

@@ -23,7 +23,8 @@ pub struct ShutdownReport {
     /// Messages that were queued and not sent, or sent over a connection that broke before the peer acknowledged
     /// them and was not made again in time: whether they came nobody can tell.
     pub unsent_messages: u64,
-    /// Worker threads that did not end in time.
+    /// Threads that did not end in time: workers, and receive threads inside of a sink or a recorder that does not
+    /// return. What a peer of these may have written is quarantined.
     pub running_threads: usize,
 }
 
@@ -45,7 +46,7 @@ impl Engine {
         }
         // Half of the time to send what is queued, the other half to end.
         let drained_by = Deadline::after(deadline.remaining() / 2);
-        let mut unsent_messages = 0;
+        let (mut unsent_messages, mut stuck_threads) = (0, 0);
         let peers = self.all_peers();
         // Of what was lost with the others their end has told. A session may end while this waits for it.
         let were_up: Vec<bool> = peers.iter().map(|peer| !peer.is_down()).collect();
@@ -56,7 +57,9 @@ impl Engine {
                     unsent_messages += peer.unsent_messages();
                 }
             }
-            self.fail_peer(peer, Cause::Shutdown);
+            let closed_by = Deadline::after(deadline.remaining() / 2);
+            stuck_threads += usize::from(!peer.link.close_within(closed_by));
+            self.peer_down(peer, Cause::Shutdown, peer.link.quiesce());
         }
         // Listeners end behind the peers: until then one that is away may come back, and no greeting waits for the
         // place of a session that is over. Whoever is new meanwhile is turned away when it is attached.
@@ -78,7 +81,7 @@ impl Engine {
             open_regions: self.regions.all().iter().map(|region| region.id).collect(),
             unsent_messages,
             unknown_operations: self.counters.snapshot().unknown_transfers,
-            running_threads,
+            running_threads: running_threads + stuck_threads,
         }
     }
 

@@ -5,7 +5,7 @@ use super::mover::{Moved, Mover, Transfer};
 use super::requests::Targets;
 use crate::Arrival;
 use crate::agent::wire::{self, Frame};
-use crate::backend::channel::{self, Channel, Receiver, Reception, misplaced};
+use crate::backend::channel::{self, Channel, Joined, Receiver, Reception, misplaced};
 use crate::backend::reader::FrameReader;
 use crate::backend::socket::{Bounds, StreamEnd};
 use crate::backend::{Access, BackendKind, Caps, Link, LinkEvents, Posted, PostedOp, Quiesce};
@@ -220,11 +220,22 @@ impl Link for RmaLink {
     }
 
     fn close(&self) {
+        let _ = self.end(None);
+    }
+
+    fn close_within(&self, deadline: Deadline) -> bool {
+        self.end(Some(deadline)) != Joined::Left
+    }
+}
+
+impl RmaLink {
+    fn end(&self, deadline: Option<Deadline>) -> Joined {
         self.shared.channel.close();
         self.shared.end_endpoint();
         self.shared.channel.socket.shutdown_send();
-        self.receiver.join();
+        let joined = self.receiver.join(deadline);
         *self.events.lock() = None;
+        joined
     }
 }
 
