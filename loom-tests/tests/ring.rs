@@ -110,3 +110,39 @@ fn nobody_sleeps_beside_a_question() {
         assert!(asker.is_answered());
     });
 }
+
+/// The writer wakes the reader before it puts the chunk, and after it once more if the reader sleeps again.
+#[test]
+fn an_early_wake_leaves_nobody_asleep_beside_a_chunk() {
+    model("an_early_wake_leaves_nobody_asleep_beside_a_chunk", || {
+        let (mut writer, mut reader) = ring(4);
+        let bell = Arc::new((Mutex::new(false), Condvar::new()));
+        let sender = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                let wake = |must_wake: Option<Sleeper>| {
+                    if must_wake.is_some() {
+                        *bell.0.lock() = true;
+                        bell.1.notify_all();
+                    }
+                };
+                wake(writer.must_wake());
+                let (is_in, must_wake) = writer.put(b"chunk");
+                assert!(is_in);
+                wake(must_wake);
+            })
+        };
+        while reader.take().is_none() {
+            if reader.park(Sleeper::Owner) {
+                let mut rung = bell.0.lock();
+                while !*rung {
+                    bell.1.wait(&mut rung);
+                }
+                *rung = false;
+                drop(rung);
+                reader.unpark();
+            }
+        }
+        sender.join().unwrap();
+    });
+}

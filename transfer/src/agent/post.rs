@@ -21,6 +21,9 @@ use crate::{
     sync::Arc,
 };
 
+/// A write of at most so many bytes is copied while its reader wakes up.
+const ROUSE_BYTES: u64 = 32 * 1024;
+
 /// What goes along with an operation.
 #[derive(Default)]
 pub struct PostOptions {
@@ -125,6 +128,10 @@ impl Agent {
             return Err(ErrorKind::Closed.into());
         }
         let peer: Arc<Peer> = engine.peer(transfer.peer)?;
+        let is_awaited = options.arrival.is_some() && options.priority == Priority::Foreground;
+        if is_awaited && transfer.op == Op::Write && transfer.bytes() <= ROUSE_BYTES {
+            peer.link.rouse();
+        }
         let mut slot = reserve(&peer.queue, options.priority)?;
         let regions = engine.regions.hold_all(&transfer.local_regions)?;
         let remote = peer.hold_regions(&transfer.remote_regions)?;

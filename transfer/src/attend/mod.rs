@@ -25,6 +25,12 @@ use crate::{
 /// the rest is left to the owner.
 const LAST_FRAMES: usize = 16;
 
+/// How long a sleeper looks that was woken before anything was there: its writer is about to put a frame
+/// (`Link::rouse`). No longer than a wake takes, so that one that does not come costs no more than another wake.
+pub(crate) const ROUSED: Duration = match cfg!(kv_loom) {
+    true => Duration::ZERO,
+    false => Duration::from_micros(25),
+};
 /// Looks of a thread that spins between two looks at the clock, which takes longer than one of them.
 const LOOKS: u32 = 32;
 
@@ -54,10 +60,12 @@ impl Attendant {
             false => Duration::ZERO,
         };
         let (mut quiet_since, mut looks) = (None, 0_u32);
+        let mut roused: Option<Instant> = None;
         while !self.bell.is_rung() {
             let has_worked = self.attend(deadline);
             looks = looks.wrapping_add(1);
-            if !has_worked && !spin.is_zero() && !looks.is_multiple_of(LOOKS) {
+            let looks_on = !spin.is_zero() || roused.is_some();
+            if !has_worked && looks_on && !looks.is_multiple_of(LOOKS) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -65,7 +73,10 @@ impl Attendant {
                 return;
             }
             if has_worked {
-                quiet_since = None;
+                (quiet_since, roused) = (None, None);
+                continue;
+            }
+            if roused.take_if(|since| since.elapsed() >= ROUSED).is_none() && roused.is_some() {
                 continue;
             }
             if !spin.is_zero() {
@@ -75,7 +86,7 @@ impl Attendant {
                     continue;
                 }
             }
-            self.sleep(deadline);
+            roused = self.sleep(deadline).then(Instant::now);
         }
     }
 
@@ -106,7 +117,8 @@ impl Attendant {
         has_worked
     }
 
-    fn sleep(&self, deadline: Deadline) {
+    /// Whether one of its rings has woken it.
+    fn sleep(&self, deadline: Deadline) -> bool {
         let mut words = Vec::with_capacity(WORDS_AT_ONCE);
         let mut is_empty = true;
         for duty in &self.duties {
@@ -122,6 +134,8 @@ impl Attendant {
             self.bell.sleep(&words, deadline);
         }
         self.duties.iter().for_each(|duty| duty.unpark());
+        let has_changed = |(word, seen): &(&AtomicU32, u32)| word.load(Ordering::Acquire) != *seen;
+        !ROUSED.is_zero() && words.iter().any(has_changed)
     }
 }
 

@@ -111,6 +111,16 @@ impl Channel {
         })
     }
 
+    /// Wakes a peer that sleeps at its ring, unless somebody sends just now.
+    pub(super) fn rouse(&self) {
+        if let Some(out) = self.out.try_lock()
+            && out.broken.is_none()
+            && let Some(outlet) = &out.outlet
+        {
+            outlet.rouse(&self.socket);
+        }
+    }
+
     /// Waits end by the stop signal only: an established link waits as long as its peer lives.
     pub(crate) fn bounds(&self) -> Bounds<'_> {
         Bounds {

@@ -167,14 +167,17 @@ impl Mailbox {
                     Ok(frame) => self.handle(frame),
                     Err(end) => return Some(Err(end)),
                 },
-                Ok(false) => match self.reader.resting().filter(|_| may_spin) {
-                    Some(inlet) if inlet.spins() => {
-                        inlet.look_around(bounds);
-                        may_spin = false;
-                        continue;
+                Ok(false) => {
+                    let spin = self.reader.spin();
+                    match self.reader.resting().filter(|_| may_spin) {
+                        Some(inlet) if !spin.is_zero() => {
+                            inlet.look_around(spin, bounds);
+                            may_spin = false;
+                            continue;
+                        }
+                        _ => return None,
                     }
-                    _ => return None,
-                },
+                }
             }
             may_spin = true;
         }

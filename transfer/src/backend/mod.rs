@@ -245,6 +245,9 @@ pub trait Link: Send + Sync {
         let _ = op;
         Readiness::Waits
     }
+    /// A short write with an arrival is about to be posted: a peer that sleeps may wake up meanwhile. From any
+    /// thread; never waits. Nothing depends on it: it is woken again if it has fallen asleep.
+    fn rouse(&self) {}
     /// Executes an operation, or hands it to hardware. May block; `close` ends that.
     ///
     /// # Errors

@@ -301,6 +301,10 @@ impl<R: Reach> Link for NeighbourLink<R> {
         }
     }
 
+    fn rouse(&self) {
+        self.shared.line.channel.rouse();
+    }
+
     fn post(&self, op: &PostedOp) -> Result<Posted, Error> {
         if let Some(arrival) = &op.arrival {
             wire::check_arrival(arrival)?;

@@ -179,6 +179,14 @@ impl FrameReader {
         (!inlet.is_on_socket() && inlet.ahead().bytes().is_empty()).then_some(inlet)
     }
 
+    /// How long to look for more before the sleep; nothing where not only a frame in the ring is to be waited for.
+    pub(super) fn spin(&mut self) -> Duration {
+        match self.resting() {
+            Some(_) => self.inlet.as_mut().map_or(Duration::ZERO, Inlet::spin),
+            None => Duration::ZERO,
+        }
+    }
+
     /// The ring, if there is one.
     pub(super) fn ring(&self) -> Option<&Inlet> {
         self.inlet.as_ref()

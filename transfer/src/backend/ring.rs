@@ -9,6 +9,9 @@
 //! byte [`BACK`] behind a frame says that it goes on in the ring. So a slow reader holds up its sender as it does
 //! with a socket alone, nobody waits for room in a ring, and the frames have one order.
 //!
+//! A sender may wake before it puts ([`Outlet::rouse`]): who wakes up for nothing looks for a moment, and sleeps
+//! again.
+//!
 //! Both bytes stand between frames only. What the peer may write into the ring is checked in `mem/ring.rs`; here,
 //! whatever does not fit ends the connection.
 //!
@@ -23,7 +26,7 @@ use rustix::io::Errno;
 use super::reader::Ahead;
 use super::socket::{Bounds, Socket, StreamEnd};
 use crate::agent::wire::WireError;
-use crate::attend::Sleeper;
+use crate::attend::{ROUSED, Sleeper};
 use crate::mem::ring::{Corrupt, Inbox, Outbox, Taken};
 use crate::sync::AtomicU32;
 
@@ -80,6 +83,14 @@ impl Outlet {
         !self.is_on_socket && self.ring.has_room(len_bytes) == Ok(true)
     }
 
+    /// Wakes the reader before anything is there for it.
+    pub(super) fn rouse(&self, socket: &Socket) {
+        if !self.is_on_socket && self.ring.may_sleep() {
+            // Whoever sends next hears what is wrong.
+            let _ = self.wake(socket);
+        }
+    }
+
     /// Wakes the peer if it sleeps.
     pub(super) fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
         match self.ring.must_wake() {
@@ -106,6 +117,8 @@ pub(super) struct Inlet {
     spin: Duration,
     /// The socket had something when it was asked last.
     is_readable: bool,
+    /// It was woken, and nothing has come since.
+    is_roused: bool,
     /// Why nothing comes any more behind what lies in the ring.
     end: Option<StreamEnd>,
 }
@@ -118,6 +131,7 @@ impl Inlet {
             is_on_socket: false,
             spin: Duration::ZERO,
             is_readable: false,
+            is_roused: false,
             end: None,
         }
     }
@@ -169,7 +183,7 @@ impl Inlet {
                 return Ok(());
             }
             if !std::mem::replace(&mut has_spun, true) {
-                self.look_around(bounds);
+                self.look_around(self.spin, bounds);
             } else if self.park(Sleeper::Owner) {
                 let woken = socket.wait(PollFlags::IN, bounds);
                 self.woken(woken.map(|_| ()))?;
@@ -185,6 +199,7 @@ impl Inlet {
             }
             while beside.bytes().first() == Some(&WAKE) {
                 beside.consume(1);
+                self.is_roused = true;
             }
             if !beside.bytes().is_empty() {
                 // The mark would lie in the ring by now.
@@ -204,7 +219,10 @@ impl Inlet {
     pub(super) fn take(&mut self) -> Result<Taken, Corrupt> {
         let taken = self.ring.take(self.ahead.space())?;
         match taken {
-            Taken::Chunk(count) => self.ahead.grow(count),
+            Taken::Chunk(count) => {
+                self.ahead.grow(count);
+                self.is_roused = false;
+            }
             Taken::Mark => self.is_on_socket = true,
             Taken::Nothing => {}
         }
@@ -254,17 +272,20 @@ impl Inlet {
         }
     }
 
-    /// Looks for a while, where that was asked for.
-    pub(super) fn look_around(&self, bounds: Bounds<'_>) {
+    /// Looks for `spin` at most.
+    pub(super) fn look_around(&self, spin: Duration, bounds: Bounds<'_>) {
         let began = Instant::now();
-        while !self.ring.has_some() && !bounds.is_stopped() && began.elapsed() < self.spin {
+        while !self.ring.has_some() && !bounds.is_stopped() && began.elapsed() < spin {
             std::hint::spin_loop();
         }
     }
 
-    /// Whether it looks for a while before it sleeps.
-    pub(super) fn spins(&self) -> bool {
-        !self.spin.is_zero()
+    /// How long it looks before it sleeps; longer once it was woken and has found nothing.
+    pub(super) fn spin(&mut self) -> Duration {
+        match std::mem::take(&mut self.is_roused) {
+            true => self.spin.max(ROUSED),
+            false => self.spin,
+        }
     }
 }
 
@@ -384,10 +405,28 @@ mod tests {
         );
     }
 
+    /// I-6: an early wake is no frame, and takes none away.
+    #[test]
+    fn a_reader_that_is_woken_for_nothing_sleeps_again_and_hears_the_frame() {
+        let (here, mut outlet, there, mut reader) = pair();
+        let receiver = thread::spawn(move || reader.next(&there, soon()));
+        for wake in 0..4 {
+            while !outlet.ring.may_sleep() {
+                assert!(!receiver.is_finished(), "wake {wake}");
+                thread::yield_now();
+            }
+            outlet.rouse(&here);
+        }
+        send(&here, &mut outlet, b"frame").unwrap();
+        let frame = receiver.join().unwrap();
+        assert_eq!(frame, Ok(Frame::Message(b"frame"[..].into())));
+    }
+
     #[test]
     fn an_awake_reader_costs_no_byte_on_the_socket() {
         let (here, mut outlet, there, mut reader) = pair();
         for number in 0..10 {
+            outlet.rouse(&here);
             send(&here, &mut outlet, &message(number, 50)).unwrap();
             reader.next(&there, soon()).unwrap();
         }

@@ -178,6 +178,12 @@ impl<W: Words> Writer<W> {
         }
     }
 
+    /// Whether the reader may sleep: a look that nothing depends on, and that waits for nothing.
+    #[cfg(not(kv_loom))]
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.words.parked().load(Ordering::Relaxed) != 0
+    }
+
     /// Words that can be written; asks the reader only if fewer than `wanted` are known.
     fn free(&mut self, wanted: u64) -> Result<u64, Corrupt> {
         let capacity = self.words.capacity();
