@@ -4,13 +4,15 @@ use crate::exec::{Failure, Workspace};
 use crate::metadata::{Metadata, Package};
 
 /// SPDX ids that may stand alone.
-const ALLOWED: [&str; 11] = [
+const ALLOWED: [&str; 12] = [
     "0BSD",
     "Apache-2.0",
     "BSD-2-Clause",
     "BSD-3-Clause",
     "BSL-1.0",
     "CC0-1.0",
+    // Of a list of certificates.
+    "CDLA-Permissive-2.0",
     "ISC",
     "MIT",
     "Unicode-3.0",

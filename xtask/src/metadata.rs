@@ -32,6 +32,8 @@ pub(crate) struct Dependency {
     /// `None` for a normal dependency, else `dev` or `build`.
     pub(crate) kind: Option<String>,
     pub(crate) features: Vec<String>,
+    /// Whether only a feature brings it.
+    pub(crate) optional: bool,
 }
 
 impl Metadata {
@@ -99,6 +101,7 @@ pub(crate) mod samples {
                     name: (*name).to_owned(),
                     kind: None,
                     features: Vec::new(),
+                    optional: false,
                 })
                 .collect(),
             features: BTreeMap::new(),

@@ -4,9 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::browser;
-use crate::exec::{Failure, Finished, Workspace};
+use crate::exec::{Failure, Finished, Job, Workspace};
 use crate::kill::{self, Transport};
 use crate::{libtest, loom, sim, tree};
+
+/// Where `.ci/run` puts the S3 server of the tests.
+const MOTO: &str = "target/tools/moto/bin";
 
 /// Runs of the kill script in one test run, over both transports together.
 const KILL_RUNS: u32 = 20;
@@ -38,7 +41,7 @@ impl Service {
     pub(crate) fn install_hint(self) -> &'static str {
         match self {
             Self::Redis => "apt-get install redis-server",
-            Self::S3 => "an S3 server such as minio",
+            Self::S3 => "pip install 'moto[s3]' flask flask-cors",
             Self::Etcd => "apt-get install etcd-server",
             Self::Ucx => "apt-get install libucx0",
             Self::Libfabric => "apt-get install libfabric1",
@@ -63,7 +66,7 @@ pub(crate) struct Suite {
 }
 
 /// All suites, in the order in which they run.
-pub(crate) const SUITES: [Suite; 12] = [
+pub(crate) const SUITES: [Suite; 13] = [
     Suite {
         name: "workspace",
         what: "unit and integration tests of every crate",
@@ -129,6 +132,12 @@ pub(crate) const SUITES: [Suite; 12] = [
         what: "the contract of a tier over a real Redis server",
         needs: Some(Service::Redis),
         run: |workspace| server(workspace, "kvgate-hicache", Service::Redis),
+    },
+    Suite {
+        name: "s3",
+        what: "the contract of a tier over object stores: memory, a folder, a real S3 server",
+        needs: Some(Service::S3),
+        run: object_stores,
     },
     Suite {
         name: "report",
@@ -232,11 +241,31 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
 /// What talks to a server that its tests start themselves. Its feature and its tests have the name of the service.
 fn server(workspace: &Workspace, package: &str, service: Service) -> Result<Tally, Failure> {
     let name = service.name();
-    let done = workspace
+    let job = workspace
         .cargo(name, ["test", "--no-fail-fast", "-p", package])
-        .args(["--features", name, "--test", name, "--", "--nocapture"])
-        .limit(Duration::from_secs(600))
-        .run()?;
+        .args(["--features", name, "--test", name, "--", "--nocapture"]);
+    unless_absent(job, service)
+}
+
+/// One tier over stores of this machine and over a server that speaks S3.
+fn object_stores(workspace: &Workspace) -> Result<Tally, Failure> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<_> = [workspace.root.join(MOTO)]
+        .into_iter()
+        .chain(std::env::split_paths(&folders))
+        .collect();
+    let path = std::env::join_paths(folders)
+        .map_err(|error| Failure::new(format!("the search path: {error}")))?;
+    let job = workspace
+        .cargo("s3", ["test", "--no-fail-fast", "-p", "kvgate-hicache"])
+        .args(["--features", "object", "--test", "object", "--test", "s3"])
+        .args(["--", "--nocapture"])
+        .env("PATH", path);
+    unless_absent(job, Service::S3)
+}
+
+fn unless_absent(job: Job, service: Service) -> Result<Tally, Failure> {
+    let done = job.limit(Duration::from_secs(600)).run()?;
     match done.succeeded() && done.output.contains("SKIP:") {
         true => Ok(Tally::Absent(service)),
         false => tally(&done),

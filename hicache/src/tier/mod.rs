@@ -13,6 +13,8 @@
 
 mod file;
 mod memory;
+#[cfg(feature = "object")]
+mod object;
 #[cfg(feature = "redis")]
 mod redis;
 
@@ -24,6 +26,8 @@ use kvgate_transfer::Deadline;
 
 pub use crate::log::Stored;
 pub use memory::MemoryTier;
+#[cfg(feature = "object")]
+pub use object::ObjectTier;
 #[cfg(feature = "redis")]
 pub use redis::RedisTier;
 
