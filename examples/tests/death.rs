@@ -65,6 +65,40 @@ fn a_killed_role_ends_the_run_with_3() {
     }
 }
 
+/// In the middle of conversations: some turns are answered, prefixes are kept on both sides, others are on their way.
+#[test]
+fn a_role_killed_between_turns_ends_the_run_with_3() {
+    for (transport, role) in [("shm", "prefill"), ("tcp", "decode"), ("shm", "reference")] {
+        let sizes = ["--device-pages", "small", "--host-pages", "small"];
+        let turns = ["--sessions", "20", "--turns", "4", "--transport", transport];
+        let args = [&["--json", "--phase-markers"][..], &turns, &sizes].concat();
+        let mut run = Running::start(PROGRAM, &args);
+        let pids = run.wait_for_stderr("pids ");
+        run.wait_for_stderr("phase decode");
+        signal(pid_of(&pids, role), Signal::KILL);
+        let sent_at = Instant::now();
+        let finished = run.finish();
+        let took = sent_at.elapsed();
+        for role in ["launcher", "prefill", "decode", "reference"] {
+            wait_until_gone(pid_of(&pids, role), Duration::from_secs(1));
+        }
+        assert_eq!(
+            finished.code,
+            Some(3),
+            "{transport} {role}: {}",
+            finished.stderr
+        );
+        assert!(took < END_LIMIT, "{transport} {role}: {took:?}");
+        assert_eq!(
+            finished.json()["error"]["kind"],
+            "peer_lost",
+            "{}",
+            finished.stdout
+        );
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    }
+}
+
 #[test]
 fn a_killed_launcher_takes_everything_with_it() {
     for transport in ["shm", "tcp", "cma"] {

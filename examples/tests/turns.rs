@@ -102,3 +102,24 @@ fn what_shows_nothing_about_a_tier_is_not_good() {
         assert_eq!(run.json()["error"]["field"], "host", "{transport}");
     }
 }
+
+/// A prompt of 1 to 255 tokens behind a page end, and one that ends with a page. `--turn-tokens 1..257
+/// --sessions 256` has all of them.
+#[test]
+fn short_tails_behind_a_boundary_have_the_bits_of_a_cold_run() {
+    let args = ["--sessions", "7", "--turn-tokens", "300,1,3,4,128,255,256"];
+    let run = pd_handoff(&[&args[..], &["--verify-cold", "--json"]].concat());
+    let json = run.json();
+    assert_eq!(
+        (run.code, &json["verdict"]),
+        (Some(0), &"bit-identical".into()),
+        "{json}"
+    );
+    // The first conversation computes the common part, all others go on behind it.
+    assert_eq!(
+        (&json["misses"], &json["tiers"][0]["hits"]),
+        (&1.into(), &6.into()),
+        "{json}"
+    );
+    assert_eq!(json["hits"]["device_tokens"], 6 * 512, "{json}");
+}

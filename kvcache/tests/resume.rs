@@ -6,38 +6,11 @@ mod common;
 
 use std::sync::Arc;
 
+use common::prefixes::*;
 use common::*;
 use kvgate_kvcache::canary::{PageDigest, VerifyMode, page_digests};
 use kvgate_kvcache::*;
 use kvgate_transfer::{Epoch, Op, PostOptions, Status, WriterRank};
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|token| token % 97).collect()
-}
-
-/// Computes `end` tokens in `pools` and publishes them with their checkpoint.
-fn publish(pools: &PoolSet, tree: &PrefixTree, end: u32, seed: u32) -> Vec<PageDigest> {
-    let mut lease = pools.reserve(end + 8, Room(1)).unwrap();
-    let mut checkpoint = pools.reserve_checkpoint(end, Room(1)).unwrap();
-    let mut written = Vec::new();
-    for layer in pools.schema().layers() {
-        fill_layer(pools, &mut lease, layer, end, seed);
-        written.push(lease.commit_layer(layer, 0..end).unwrap());
-        checkpoint.save_layer(layer, &lease).unwrap();
-    }
-    let checkpoint = checkpoint.finish().unwrap();
-    let digests = page_digests(pools, lease.block_table(), end);
-    let published = tree.publish(&tokens(end), &mut lease, &written, Some(checkpoint));
-    assert_eq!(published.unwrap(), end / 256);
-    digests
-}
-
-fn ready(tree: &PrefixTree, count: u32) -> PrefixLease {
-    match tree.resumable(&tokens(count)) {
-        Hit::Ready { lease, .. } => lease,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn a_prefix_is_published_with_all_its_layers_or_not_at_all() {
@@ -303,37 +276,6 @@ fn a_prefix_without_its_end_is_not_gone_on_from() {
     );
 }
 
-/// Sends a prefix of the sender's tree into a flight of the receiver, layer by layer.
-fn send_prefix(pair: &Pair, plan: &TransferPlan, prefix: &Arc<PrefixLease>, flight: &InFlight) {
-    let peer = pair.sender.peer(pair.to_receiver).unwrap();
-    let pools: Vec<_> = peer.pools.iter().map(|pool| pool.pool).collect();
-    let target = PostTarget {
-        incarnation: peer.incarnation,
-        pools: &pools,
-        table: flight.block_table(),
-        epoch: flight.barrier().epoch(),
-        room: flight.room(),
-        verify: VerifyMode::Canary,
-    };
-    for layer in pair.layers() {
-        let post = plan
-            .post_prefix(&pair.source, prefix, layer, deadline(), &target)
-            .unwrap();
-        let (local, remote) = post.descriptors();
-        let transfer = pair
-            .sender
-            .prepare(Op::Write, &local, &remote, pair.to_receiver)
-            .unwrap();
-        let options = PostOptions {
-            arrival: Some(post.arrival),
-            keepalive: Some(Box::new(post.keepalive)),
-            ..PostOptions::default()
-        };
-        let handle = pair.sender.post(&transfer, post.source, options).unwrap();
-        assert!(matches!(handle.wait(deadline()), Status::Done(_)));
-    }
-}
-
 /// A prefix goes from one tree to another; where a part of it is there, only the rest crosses.
 #[test]
 fn a_prefix_arrives_behind_what_is_there() {
@@ -394,7 +336,7 @@ fn a_prefix_arrives_behind_what_is_there() {
                 matches!(into.resumable(&tokens(end + 1)), Hit::Pending { tokens, .. } if tokens == end)
             );
         }
-        send_prefix(&pair, &plan, &prefix, &flight);
+        send_prefix(&pair, &plan, &prefix, &flight, &pair.layers());
         into.settle();
         flight.close().wait(deadline()).unwrap();
         let there = ready(&into, end + 1);
@@ -442,7 +384,7 @@ fn a_lease_of_a_pending_prefix_keeps_what_its_flight_holds() {
         let Hit::Pending { lease, .. } = into.resumable(&tokens(end + 1)) else {
             panic!("it is on its way");
         };
-        send_prefix(&pair, &plan, &prefix, &flight);
+        send_prefix(&pair, &plan, &prefix, &flight, &pair.layers());
         into.settle();
         let mut draining = flight.close();
         assert!(!draining.poll(), "a lease of the flight is held");

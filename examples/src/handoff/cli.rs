@@ -10,7 +10,7 @@ use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
-use super::turns::{TierPages, TurnOptions};
+use super::turns::{TierPages, TurnLengths, TurnOptions};
 use super::version;
 
 /// Hands the KV cache of a prompt from a prefill process to a decode process and compares every logit
@@ -158,6 +158,9 @@ struct TurnArgs {
     /// Turns of each conversation; every one adds about 300 tokens and decodes 16 [default: 1]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     turns: Option<u32>,
+    /// Tokens that the users say, conversation by conversation and turn by turn [default: 300 +- 40]
+    #[arg(long, value_name = "A..B|A,B,…")]
+    turn_tokens: Option<TurnLengths>,
     /// Logical pages of the device pool, or small: an eighth of what the run stores [default: everything fits]
     #[arg(long, value_name = "N|small")]
     device_pages: Option<TierPages>,
@@ -445,12 +448,14 @@ impl TurnArgs {
     fn into_options(self) -> Option<TurnOptions> {
         let is_asked = self.sessions.is_some()
             || self.turns.is_some()
+            || self.turn_tokens.is_some()
             || self.device_pages.is_some()
             || self.host_pages.is_some()
             || self.verify_cold;
         is_asked.then(|| TurnOptions {
             sessions: self.sessions.unwrap_or(1),
             turns: self.turns.unwrap_or(1),
+            lengths: self.turn_tokens.unwrap_or_default(),
             device_pages: self.device_pages.unwrap_or_default(),
             host_pages: self.host_pages.unwrap_or_default(),
             is_verified: self.verify_cold,

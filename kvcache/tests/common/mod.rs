@@ -2,6 +2,8 @@
 #![allow(clippy::needless_update, reason = "a feature adds a field")]
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+pub mod prefixes;
+
 use std::sync::Arc;
 
 use kvgate_kvcache::canary::VerifyMode;

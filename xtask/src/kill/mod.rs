@@ -7,6 +7,7 @@
 
 mod draw;
 mod report;
+mod setting;
 mod trial;
 mod watch;
 
@@ -19,10 +20,14 @@ use crate::suites::release_binary;
 
 use draw::Draw;
 pub(crate) use report::Report;
+use setting::{Conversations, Remote, Setting};
 use trial::{Aim, Ended};
 
 /// Trials that miss the run (it had ended before the signal) are repeated, but not for ever.
 const MISSES_ALLOWED: u32 = 40;
+
+/// Divisible by the number of processes, with and without a server.
+const VICTIMS: u64 = 20;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,6 +42,18 @@ pub(crate) struct Args {
     /// What the victim gets: SIGKILL, SIGSTOP (the others must time out) or SIGINT.
     #[arg(long, value_enum, default_value_t = Blow::Kill)]
     signal: Blow,
+    /// Conversations instead of one hand-off, in every trial.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    sessions: Option<u32>,
+    /// Turns of each conversation.
+    #[arg(long, requires = "sessions", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    turns: u32,
+    /// Where the prefixes of the conversations stay from trial to trial; the run after the last blow goes on from there.
+    #[arg(long, requires = "sessions", value_name = "DIR")]
+    hicache: Option<PathBuf>,
+    /// A Redis server on this host; it is started here, and struck like the other processes: redis://127.0.0.1:PORT
+    #[arg(long, requires = "sessions", value_name = "URL")]
+    remote: Option<String>,
     /// Prints one JSON object on stdout.
     #[arg(long)]
     json: bool,
@@ -104,7 +121,16 @@ impl Phase {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<Outcome, Failure> {
-    let report = campaign_of(workspace, args.transport, args.signal, args.runs, args.seed)?;
+    let mut setting = Setting::of(args.transport);
+    if let Some(sessions) = args.sessions {
+        setting.conversations = Some(Conversations {
+            sessions,
+            turns: args.turns,
+            hicache: args.hicache.clone(),
+            remote: args.remote.as_deref().map(Remote::new).transpose()?,
+        });
+    }
+    let report = campaign_of(workspace, setting, args.signal, args.runs, args.seed)?;
     if args.json {
         println!("{}", report.json());
     } else {
@@ -120,12 +146,13 @@ pub(crate) fn campaign(
     runs: u32,
     seed: u64,
 ) -> Result<Report, Failure> {
-    campaign_of(workspace, transport, Blow::Kill, runs, seed)
+    let setting = Setting::of(transport);
+    campaign_of(workspace, setting, Blow::Kill, runs, seed)
 }
 
 fn campaign_of(
     workspace: &Workspace,
-    transport: Transport,
+    mut setting: Setting,
     blow: Blow,
     runs: u32,
     seed: u64,
@@ -133,17 +160,19 @@ fn campaign_of(
     let program = build(workspace)?;
     watch::adopt_orphans()?;
     let mut draw = Draw::new(seed);
-    let lengths = trial::measure(&program, transport)?;
-    let mut report = Report::new(transport, blow, runs, seed);
+    setting.prepare()?;
+    let lengths = trial::measure(&program, &setting)?;
+    let mut report = Report::new(setting.transport, blow, runs, seed);
     while report.trials() < runs {
         let phase = report.rarest_phase();
         let aim = Aim {
             phase,
             delay: lengths.of(phase).mul_f64(draw.share()),
-            victim: draw.below(4),
+            victim: draw.below(VICTIMS),
             blow,
         };
-        match trial::run(&program, transport, aim)? {
+        setting.prepare()?;
+        match trial::run(&program, &setting, aim)? {
             Ended::Missed if report.misses() < MISSES_ALLOWED.max(runs) => report.note_miss(),
             Ended::Missed => {
                 report.surprise(format!("phase {} cannot be hit", phase.name()));
@@ -153,6 +182,13 @@ fn campaign_of(
         }
     }
     report.check_coverage();
+    if setting.conversations.is_some() {
+        // What the struck runs left does not disturb the next one.
+        setting.prepare()?;
+        if let Err(failure) = trial::measure(&program, &setting) {
+            report.surprise(format!("behind the last blow, {failure}"));
+        }
+    }
     Ok(report)
 }
 

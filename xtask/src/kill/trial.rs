@@ -10,8 +10,9 @@ use rustix::process::Signal;
 
 use crate::exec::{self, Failure};
 
+use super::setting::Setting;
 use super::watch;
-use super::{Blow, Phase, Transport};
+use super::{Blow, Phase};
 
 /// Everything must have ended so long after the blow.
 const GRACE: Duration = Duration::from_secs(5);
@@ -19,8 +20,8 @@ const GRACE: Duration = Duration::from_secs(5);
 /// What the processes of a run wait for each other at most.
 const DEADLINE_MS: u64 = 3_000;
 
-/// A run that shows no sign of life for so long is hung.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The name of the server among the victims.
+const SERVER: &str = "redis";
 
 const TAG: &str = "KVGATE_KILL_TRIAL";
 
@@ -65,9 +66,9 @@ impl Lengths {
 }
 
 /// Runs once without a blow; that run has to end well.
-pub(super) fn measure(program: &Path, transport: Transport) -> Result<Lengths, Failure> {
-    let mut run = Run::start(program, transport)?;
-    let deadline = Instant::now() + PATIENCE;
+pub(super) fn measure(program: &Path, setting: &Setting) -> Result<Lengths, Failure> {
+    let mut run = Run::start(program, setting)?;
+    let deadline = Instant::now() + run.patience;
     while run.pump_until(deadline) {}
     let code = run.end_code(deadline)?;
     if code != Some(0) || !run.stdout().contains("verdict: bit-identical") {
@@ -96,19 +97,21 @@ pub(super) fn measure(program: &Path, transport: Transport) -> Result<Lengths, F
 }
 
 /// Runs with a blow and looks at what is left.
-pub(super) fn run(program: &Path, transport: Transport, aim: Aim) -> Result<Ended, Failure> {
+pub(super) fn run(program: &Path, setting: &Setting, aim: Aim) -> Result<Ended, Failure> {
     let shm_before = watch::names_in(Path::new("/dev/shm"));
-    let mut run = Run::start(program, transport)?;
+    let mut run = Run::start(program, setting)?;
     if !run.reach(aim.phase)? {
         run.finish();
         return Ok(Ended::Missed);
     }
     let moment = Instant::now() + aim.delay;
     while run.pump_until(moment) {}
+    let server = setting.server_pid().map(|pid| (SERVER, pid));
     let alive: Vec<_> = run
         .pids
         .iter()
         .copied()
+        .chain(server)
         .filter(|(_, pid)| watch::is_alive(*pid))
         .collect();
     let launcher_alive = alive.iter().any(|(name, _)| *name == "launcher");
@@ -152,22 +155,16 @@ struct Run {
     phases: Vec<(Instant, Phase)>,
     stderr: Vec<String>,
     last_line: Instant,
+    patience: Duration,
 }
 
 impl Run {
-    fn start(program: &Path, transport: Transport) -> Result<Self, Failure> {
+    fn start(program: &Path, setting: &Setting) -> Result<Self, Failure> {
         let folder = tempfile::tempdir()
             .map_err(|error| Failure::new(format!("no temporary folder: {error}")))?;
         let tag = format!("{TAG}={}", folder.path().display());
         let mut launcher = Command::new(program)
-            .args([
-                "--transport",
-                transport.name(),
-                "--tokens",
-                "520",
-                "--steps",
-                "24",
-            ])
+            .args(setting.args())
             .args(["--deadline-ms", &DEADLINE_MS.to_string(), "--phase-markers"])
             .current_dir(folder.path())
             .env("TMPDIR", folder.path())
@@ -206,6 +203,7 @@ impl Run {
             phases: Vec::new(),
             stderr: Vec::new(),
             last_line: Instant::now(),
+            patience: setting.patience(),
         })
     }
 
@@ -228,14 +226,15 @@ impl Run {
 
     /// Waits for a phase to begin; false when the run ends before.
     fn reach(&mut self, phase: Phase) -> Result<bool, Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let patience = self.patience;
+        let deadline = Instant::now() + patience;
         while !self.phases.iter().any(|(_, seen)| *seen >= phase) {
             if !self.pump_until(deadline) {
                 if Instant::now() < deadline {
                     return Ok(false);
                 }
                 exec::kill_tree(self.launcher.id());
-                let text = format!("no phase {} within {PATIENCE:?}", phase.name());
+                let text = format!("no phase {} within {patience:?}", phase.name());
                 return Err(Failure::new(text));
             }
         }
@@ -260,7 +259,7 @@ impl Run {
 
     /// Lets a run go to its end.
     fn finish(mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         while self.pump_until(deadline) {}
         let _ = self.end_code(deadline);
     }
@@ -275,6 +274,8 @@ impl Run {
         shm_before: &std::collections::BTreeSet<String>,
     ) -> Hit {
         let patience = match blow {
+            // A tier that is gone is a miss: the run goes on to its end.
+            _ if victim == SERVER => self.patience,
             Blow::Stop => GRACE + Duration::from_millis(DEADLINE_MS),
             Blow::Kill | Blow::Int => GRACE,
         };
@@ -377,6 +378,7 @@ fn judge_launcher(
     has_verdict: bool,
 ) -> Option<String> {
     let good = match (victim, blow, code) {
+        (SERVER, _, code) => code == Some(0) && has_verdict,
         ("launcher", Blow::Kill | Blow::Stop, Some(-9)) => true,
         ("launcher", Blow::Int, Some(130)) => true,
         (_, _, Some(0)) => has_verdict,
@@ -435,6 +437,8 @@ mod tests {
         assert!(judge("prefill", Blow::Kill, Some(101), false).is_some());
         assert!(judge("prefill", Blow::Kill, None, false).is_some());
         assert_eq!(judge("launcher", Blow::Kill, Some(-9), false), None);
+        assert_eq!(judge(SERVER, Blow::Kill, Some(0), true), None);
+        assert!(judge(SERVER, Blow::Kill, Some(3), false).is_some());
         assert!(judge("launcher", Blow::Int, Some(3), false).is_some());
         assert_eq!(judge("launcher", Blow::Int, Some(130), false), None);
     }

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::super::setting::Setting;
 use super::super::{Blow, Phase, Transport, watch};
 use super::{Aim, Ended, Hit, run};
 
@@ -29,7 +30,7 @@ fn strike(body: &str, victim: u64) -> Hit {
         victim,
         blow: Blow::Kill,
     };
-    match run(&path, Transport::Shm, aim).unwrap() {
+    match run(&path, &Setting::of(Transport::Shm), aim).unwrap() {
         Ended::Hit(hit) => hit,
         Ended::Missed => panic!("the stand-in had ended already"),
     }

@@ -334,7 +334,7 @@ impl Session {
                     .plan
                     .conversations
                     .as_ref()
-                    .map_or(0, |turns| schedule::most_tokens(turns.turns)),
+                    .map_or(0, schedule::most_tokens),
             });
             self.reference
                 .submit(request, &peer.plan, conversation, &submission.prompt_ids);

@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn a_turn_waits_for_the_answer_of_the_former_one_and_begins_with_it() {
         let source = PromptSource::open(None, 1, 320).unwrap();
-        let plan = Plan::new(1, 1, 2, &source);
+        let plan = Plan::new(1, 1, 2, &[], &source);
         let mut talk = Talk::new(plan);
         let first = talk.prompt(0).unwrap();
         assert_eq!(talk.prompt(1), None);

@@ -25,6 +25,8 @@ use serve::Server;
 
 /// Tokens that every turn decodes; they become part of the conversation.
 pub(crate) const DECODED_TOKENS: u32 = 16;
+/// Tokens that a user's turn may be given.
+const MOST_TURN_TOKENS: u32 = 4_096;
 
 /// How much a tier holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +54,29 @@ impl FromStr for TierPages {
     }
 }
 
+/// Tokens that the users say, turn by turn, instead of the usual 300 or so.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnLengths(pub Vec<u32>);
+
+impl FromStr for TurnLengths {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| match text.parse::<u32>() {
+            Ok(tokens) if (1..=MOST_TURN_TOKENS).contains(&tokens) => Ok(tokens),
+            _ => Err(format!("expected A..B or A,B,… of 1 to {MOST_TURN_TOKENS}")),
+        };
+        let lengths: Vec<u32> = match text.split_once("..") {
+            Some((first, behind)) => (number(first)?..number(behind)?).collect(),
+            None => text.split(',').map(number).collect::<Result<_, _>>()?,
+        };
+        if lengths.is_empty() {
+            return Err(format!("{text} is empty"));
+        }
+        Ok(Self(lengths))
+    }
+}
+
 /// What a run of conversations is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnOptions {
@@ -59,6 +84,8 @@ pub struct TurnOptions {
     pub sessions: u32,
     /// Turns of each.
     pub turns: u32,
+    /// Of the turns, conversation by conversation, from the start again when there are more turns; empty: as usual.
+    pub lengths: TurnLengths,
     /// Size of the device pool.
     pub device_pages: TierPages,
     /// Size of the host tier.
@@ -105,7 +132,7 @@ fn converse(
         options.seed,
         host.vocab_size(),
     )?;
-    let plan = Plan::new(options.seed, turns.sessions, turns.turns, &source);
+    let plan = Plan::of(options.seed, turns, &source);
     check_length(&plan, host.context_tokens())?;
     let mut server = Server::new(&host, options, prompt.chunk, turns, &plan)?;
     for turn in plan.order() {
@@ -129,6 +156,15 @@ pub(crate) fn check_length(plan: &Plan, context_tokens: u32) -> Result<(), Failu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lengths_of_turns_are_a_range_or_a_list() {
+        assert_eq!("1..4".parse(), Ok(TurnLengths(vec![1, 2, 3])));
+        assert_eq!("255,1".parse(), Ok(TurnLengths(vec![255, 1])));
+        for text in ["", "0", "3..3", "1..", "9000", "1,x"] {
+            assert!(text.parse::<TurnLengths>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_tier_is_small_or_has_a_number_of_pages() {

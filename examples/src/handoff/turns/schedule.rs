@@ -41,10 +41,18 @@ pub(crate) struct Plan {
 impl Plan {
     /// The conversations that a run is asked for.
     pub(crate) fn of(seed: u64, turns: &TurnOptions, source: &PromptSource) -> Plan {
-        Plan::new(seed, turns.sessions, turns.turns, source)
+        let lengths = &turns.lengths.0;
+        Plan::new(seed, turns.sessions, turns.turns, lengths, source)
     }
 
-    pub(crate) fn new(seed: u64, sessions: u32, turns: u32, source: &PromptSource) -> Plan {
+    pub(crate) fn new(
+        seed: u64,
+        sessions: u32,
+        turns: u32,
+        lengths: &[u32],
+        source: &PromptSource,
+    ) -> Plan {
+        let mut given = lengths.iter().cycle();
         let mut wanted = RESTS.iter().cycle();
         let mut next = *wanted.next().unwrap_or(&RESTS[0]);
         let mut said = Vec::new();
@@ -53,7 +61,10 @@ impl Plan {
             let mut lines = Vec::new();
             for turn in 0..turns {
                 let draw = mix(seed, u64::from(session) << 32 | u64::from(turn), 7);
-                let (tokens, is_met) = turn_tokens(draw, history, next);
+                let (tokens, is_met) = match given.next() {
+                    Some(tokens) => (*tokens, false),
+                    None => turn_tokens(draw, history, next),
+                };
                 if is_met {
                     next = *wanted.next().unwrap_or(&RESTS[0]);
                 }
@@ -132,9 +143,10 @@ pub(crate) fn next_boundary(from: u32, end: u32) -> Option<u32> {
 }
 
 /// Tokens that a conversation of so many turns has at the most.
-pub(crate) fn most_tokens(turns: u32) -> u32 {
-    let each = TURN_TOKENS.1 + DECODED_TOKENS;
-    COMMON_TOKENS.saturating_add(turns.saturating_mul(each))
+pub(crate) fn most_tokens(turns: &TurnOptions) -> u32 {
+    let given = turns.lengths.0.iter().max();
+    let each = given.copied().unwrap_or(TURN_TOKENS.1) + DECODED_TOKENS;
+    COMMON_TOKENS.saturating_add(turns.turns.saturating_mul(each))
 }
 
 /// Tokens of one turn behind `history`, and whether the prompt has the rest that is wanted now.
@@ -187,7 +199,13 @@ mod tests {
     use super::*;
 
     fn plan(seed: u64) -> Plan {
-        Plan::new(seed, 20, 4, &PromptSource::open(None, seed, 320).unwrap())
+        Plan::new(
+            seed,
+            20,
+            4,
+            &[],
+            &PromptSource::open(None, seed, 320).unwrap(),
+        )
     }
 
     #[test]
