@@ -67,7 +67,8 @@ lmcache() {
   pip install aiofile aiofiles aiohttp blake3 cachetools cryptography fastapi msgspec numba nvtx opentelemetry-sdk \
     prometheus_client psutil py-cpuinfo pydantic-settings pyyaml pyzmq redis requests safetensors sortedcontainers \
     uvicorn uvloop xxhash
-  "$peers/venv/bin/python" -c 'import torch, lmcache'
+  # Its native part may want a newer C++ library than the system's; only what uses it says so.
+  "$peers/venv/bin/python" -c 'import lmcache.v1.storage_backend.local_cpu_backend'
 }
 attempt lmcache lmcache
 command -v redis-server >/dev/null && echo "redis: ready" || echo "redis: left out, apt-get install redis-server"

@@ -11,6 +11,7 @@ mod memory;
 mod own;
 mod plot;
 mod prefetch;
+mod recover;
 mod resume;
 mod row;
 mod single;
@@ -34,7 +35,7 @@ pub const SCHEMA: &str = "kvgate.tier-bench/1";
 #[derive(Parser, Debug)]
 #[command(name = "tier-bench", version = version::LINE)]
 pub struct Args {
-    /// What to measure; everything but `resume` without it
+    /// What to measure; without it everything but the last three
     #[arg(long, value_enum)]
     op: Option<Op>,
     /// Where the records go; every tier without it
@@ -114,6 +115,10 @@ enum Op {
     Recover,
     /// Time to the first token behind a prefix of tiny-v4, from the host tier and computed.
     Resume,
+    /// Fills a log in `--dir`, says so, and keeps it open until it is killed or its input ends.
+    Fill,
+    /// Opens the log in `--dir` once, says what it took, and closes it.
+    Open,
 }
 
 /// Where the records go.
@@ -153,6 +158,11 @@ pub fn run(args: &Args) -> Result<Finished, Failure> {
     check(args)?;
     if let Some(path) = &args.trace {
         return replay(args, path);
+    }
+    match args.op {
+        Some(Op::Fill) => return recover::fill_process(args),
+        Some(Op::Open) => return recover::open_process(args),
+        _ => {}
     }
     let (rows, absent) = match args.compare {
         true => compare::run(args)?,
@@ -209,7 +219,7 @@ fn measure_all(args: &Args) -> Result<Vec<Row>, Failure> {
         rows.extend(single::lookup(args)?);
     }
     if wants(Op::Recover) && file {
-        rows.extend(single::recover(args)?);
+        rows.extend(recover::run(args)?);
     }
     if args.op == Some(Op::Resume) && on(TierName::Host) {
         rows.extend(resume::run(args)?);

@@ -50,6 +50,9 @@ pub(super) struct Row {
     /// Until the first layer could be read, as a share of the time until all could.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) first_layer_share: Option<f64>,
+    /// Resident memory of the process beyond what it had before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory_bytes: Option<u64>,
     /// Blocks that a cache had let go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) missed: Option<u64>,
@@ -121,6 +124,9 @@ impl Row {
         }
         if let Some(share) = self.first_layer_share {
             line += &format!("  first layer after {share:.3}");
+        }
+        if let Some(memory) = self.memory_bytes {
+            line += &format!("  {:.1} MiB of memory", memory as f64 / 1_048_576.0);
         }
         if let Some(missed) = self.missed {
             line += &format!("  {missed} missed");

@@ -1,9 +1,8 @@
-//! What is done once: looking up a long prefix, opening a log.
+//! Looking up prefixes up to the longest one.
 
 use std::time::Instant;
 
 use kvgate_hicache::identity::{KeyChain, Namespace};
-use kvgate_hicache::log::Durability;
 use kvgate_hicache::record::{RecordId, RecordKind};
 use kvgate_hicache::tier::{MemoryTier, Presence, Tier};
 use kvgate_kvcache::schema::CacheSchema;
@@ -12,9 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::Args;
 use super::bare::median;
-use super::blocks::Blocks;
-use super::file::drop_page_cache;
-use super::measure::{Folder, failed, open, soon};
+use super::measure::{failed, soon};
 use super::row::{Baseline, Row};
 use crate::handoff::failure::Failure;
 
@@ -25,7 +22,7 @@ const LEAST_TOKENS: u32 = 1 << 12;
 const ROUNDS: usize = 9;
 
 /// Time of `work`, in microseconds, and its answer.
-fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let begun = Instant::now();
     let answer = std::hint::black_box(work());
     (begun.elapsed().as_secs_f64() * 1e6, answer)
@@ -159,60 +156,4 @@ fn lookup_row(
         gbps_med: bytes.len() as f64 / median(&mut bare) / 1e3,
     };
     Ok(row)
-}
-
-/// Opening a log that was closed and one that was not, beside reading its files, with and without the page cache.
-pub(super) fn recover(args: &Args) -> Result<Vec<Row>, Failure> {
-    let folder = Folder::new(args, "recover")?;
-    let blocks = Blocks::new(args.block_bytes, args.working_set / args.block_bytes)?;
-    let log = open(&folder.path, args, Durability::None)?;
-    for k in 0..blocks.count() {
-        log.append(&blocks.record(k), soon())
-            .map_err(|error| failed("put", &error))?;
-    }
-    let file_bytes = log.stats().file_bytes;
-    // As a killed process leaves it: the last segment has no index.
-    drop(log);
-    let mut rows = Vec::new();
-    for (case, rounds, is_cold) in [
-        ("not closed", 1, true),
-        ("closed", 3, true),
-        ("closed, page cache", 3, false),
-    ] {
-        drop_page_cache(&folder.path)?;
-        let (read_us, read_bytes) = timed(|| read_files(&folder.path));
-        let read_bytes = read_bytes.map_err(|error| failed("read", &error))?;
-        let (mut times, mut bad_blocks) = (Vec::new(), 0);
-        for _ in 0..rounds {
-            if is_cold {
-                drop_page_cache(&folder.path)?;
-            }
-            let (time, log) = timed(|| open(&folder.path, args, Durability::None));
-            let log = log?;
-            times.push(time);
-            bad_blocks += blocks.count() - log.stats().record_count;
-            if log.recovery().was_closed == (case == "not closed") {
-                return Err(failed(case, &"the log was in another state"));
-            }
-            log.close(soon()).map_err(|error| failed("close", &error))?;
-        }
-        let mut row = row(args, "file", "recover", file_bytes, &mut times);
-        row.case = case;
-        row.bad_blocks = bad_blocks;
-        row.ratio_med = read_us / row.p50_us;
-        row.baseline = Baseline {
-            name: "reading the files".to_owned(),
-            gbps_med: read_bytes as f64 / read_us / 1e3,
-        };
-        rows.push(row);
-    }
-    Ok(rows)
-}
-
-fn read_files(folder: &std::path::Path) -> std::io::Result<u64> {
-    let mut bytes = 0;
-    for entry in std::fs::read_dir(folder)? {
-        bytes += std::fs::read(entry?.path())?.len() as u64;
-    }
-    Ok(bytes)
 }

@@ -202,6 +202,9 @@ impl SegmentLog {
         let mut state = self.state.lock();
         self.check_writable(&state)?;
         let ticket = state.enqueue(bytes, entry);
+        if state.gathering.is_enough(state.queue.len()) {
+            self.turn.notify_all();
+        }
         self.wait_for(state, ticket, deadline)
     }
 
@@ -221,7 +224,14 @@ impl SegmentLog {
             if deadline.has_passed() {
                 return self.give_up(state, ticket, deadline);
             }
-            if let Some(writer) = state.writer.take() {
+            let put_off = match &state.writer {
+                Some(_) => state.put_off_group(&self.config),
+                None => None,
+            };
+            if let Some(until) = put_off {
+                let until = deadline.instant().min(until);
+                let _told_or_over = self.turn.wait_until(&mut state, until);
+            } else if let Some(writer) = state.writer.take() {
                 state = self.lead(state, writer);
             } else if self.turn.wait_until(&mut state, deadline.instant()) {
                 return self.give_up(state, ticket, deadline);
@@ -263,6 +273,8 @@ impl SegmentLog {
         let outcomes = self.write_group(&mut writer, group);
         let mut state = self.state.lock();
         state.stats.group_count += 1;
+        let sync_time = std::mem::take(&mut writer.sync_time);
+        state.gathering.note_group(outcomes.len(), sync_time);
         // In the order in which they lie on the disk: the index is then what the next open finds.
         for (ticket, entry, mut outcome) in outcomes {
             match &outcome {

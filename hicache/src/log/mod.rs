@@ -249,6 +249,7 @@ fn read_record<'b>(
             reason: format!("{record_bytes} bytes, expected {}", intake.record_bytes()),
         });
     }
+    segment.file.will_read(offset_bytes, record_bytes);
     let mut at = offset_bytes;
     loop {
         let space = intake.space(READ_BYTES);

@@ -399,6 +399,7 @@ impl Loader<'_> {
     ) -> (Vec<Entry>, u64, bool) {
         self.recovery.scanned_segments += 1;
         self.recovery.scanned_bytes += len_bytes;
+        file.will_read(PAGE_BYTES, len_bytes.saturating_sub(PAGE_BYTES));
         let found = scan::records(file, PAGE_BYTES, len_bytes).and_then(|(entries, bad)| {
             let end_bytes = entries.last().map_or(PAGE_BYTES, Entry::end_bytes);
             let is_damaged = match bad {
@@ -459,10 +460,12 @@ impl Loader<'_> {
                 next_segment,
                 active: None,
                 sealed,
+                sync_time: std::time::Duration::ZERO,
                 owed_bytes: self.unsealed.values().sum(),
                 lost: Vec::new(),
                 kept: Vec::new(),
             }),
+            gathering: super::state::Gathering::default(),
             results: HashMap::new(),
             abandoned: HashSet::new(),
             next_ticket: 0,

@@ -1,17 +1,18 @@
 //! What a log knows of itself: the index, the segments, the queue, the figures.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
 
 use kvgate_transfer::sync::{Arc, AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::miss::Miss;
 use crate::record::{PAGE_BYTES, RecordId};
 
-use super::LogConfig;
 use super::append::{GroupError, Pending};
 use super::medium::MediumFile;
 use super::segment::{Entry, SegmentId};
 use super::writer::Writer;
+use super::{Durability, LogConfig};
 
 /// Where a record lies. 16 bytes: the index holds one per record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +148,45 @@ impl Drop for Segment {
     }
 }
 
+/// Longest time that a group waits for more records.
+const GATHER_LIMIT: Duration = Duration::from_millis(1);
+
+/// When the next group is begun. As many records are expected as the last group had: its writers come back, all but
+/// the first of them while a sync goes on that they have missed. A wait is no longer than that sync took.
+#[derive(Debug, Default)]
+pub(crate) struct Gathering {
+    /// Records of the last group.
+    last_count: usize,
+    /// How long its sync took, as far as a wait goes.
+    sync_time: Duration,
+    /// Until when the records that wait now wait for more.
+    until: Option<Instant>,
+}
+
+impl Gathering {
+    /// A group has ended.
+    pub(crate) fn note_group(&mut self, record_count: usize, sync_time: Duration) {
+        self.last_count = record_count;
+        self.sync_time = sync_time.min(GATHER_LIMIT);
+        self.until = None;
+    }
+
+    /// How long a group of what waits now is still put off; `None` when it is time.
+    pub(crate) fn put_off(&mut self, waiting_count: usize) -> Option<Instant> {
+        if waiting_count >= self.last_count || self.sync_time.is_zero() {
+            return None;
+        }
+        let now = Instant::now();
+        let until = *self.until.get_or_insert(now + self.sync_time);
+        (now < until).then_some(until)
+    }
+
+    /// Whether this is the record that those who put their group off wait for.
+    pub(crate) fn is_enough(&self, waiting_count: usize) -> bool {
+        self.until.is_some() && waiting_count >= self.last_count
+    }
+}
+
 /// Everything under the lock.
 pub(crate) struct State {
     pub(crate) index: Index,
@@ -156,6 +196,7 @@ pub(crate) struct State {
     pub(crate) queue: VecDeque<Pending>,
     /// `None` while the leader of a group has it.
     pub(crate) writer: Option<Writer>,
+    pub(crate) gathering: Gathering,
     pub(crate) results: HashMap<u64, Result<(), GroupError>>,
     /// Tickets whose owner has stopped waiting.
     pub(crate) abandoned: HashSet<u64>,
@@ -182,6 +223,14 @@ impl State {
             entry,
         });
         ticket
+    }
+
+    /// Until when a group of what waits is put off; `None` when it is time.
+    pub(crate) fn put_off_group(&mut self, config: &LogConfig) -> Option<Instant> {
+        if config.durability != Durability::Batch {
+            return None;
+        }
+        self.gathering.put_off(self.queue.len())
     }
 
     /// Where a record lies, counted as a use of it.
@@ -270,5 +319,28 @@ impl LogStats {
     /// Misses of one cause.
     pub fn misses_of(&self, label: &str) -> u64 {
         self.misses.get(label).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_waits_for_as_many_as_the_last_one_had_and_no_longer_than_its_sync() {
+        let mut gathering = Gathering::default();
+        assert_eq!(gathering.put_off(1), None, "nothing is known yet");
+        gathering.note_group(16, Duration::from_secs(9));
+        let until = gathering.put_off(1).unwrap();
+        assert!(until <= Instant::now() + GATHER_LIMIT);
+        assert!(gathering.put_off(15).is_none_or(|again| again == until));
+        assert!(!gathering.is_enough(15) && gathering.is_enough(16));
+        assert_eq!(gathering.put_off(16), None);
+        while Instant::now() < until {}
+        assert_eq!(gathering.put_off(1), None, "the time is over");
+        gathering.note_group(1, Duration::from_secs(9));
+        assert_eq!(gathering.put_off(1), None, "one writer waits for nobody");
+        gathering.note_group(16, Duration::ZERO);
+        assert_eq!(gathering.put_off(1), None, "there is no sync to save");
     }
 }

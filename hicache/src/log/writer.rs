@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::time::{Duration, Instant};
 
 use kvgate_transfer::sync::Arc;
 
@@ -19,6 +20,8 @@ pub(crate) struct Writer {
     pub(crate) active: Option<Active>,
     /// The newest segment, if it is sealed.
     pub(crate) sealed: Option<Sealed>,
+    /// How long the last sync of a group took.
+    pub(crate) sync_time: Duration,
     /// Bytes of the indexes that segments lack which a failure has left unsealed; they get them at the
     /// close.
     pub(crate) owed_bytes: u64,
@@ -210,7 +213,9 @@ impl SegmentLog {
         if self.config.durability == Durability::None {
             return Ok(());
         }
+        let begun = Instant::now();
         active.segment.file.sync_data()?;
+        writer.sync_time = begun.elapsed();
         active.synced_bytes = active.end_bytes;
         self.state.lock().stats.sync_count += 1;
         if self.config.durability == Durability::Strict {

@@ -64,8 +64,35 @@ pub struct Head {
 
 /// Writes the header of `record` over `out` and answers its checksum.
 pub(super) fn write_head(record: &Record<'_>, sequence: u64, crcs: &[u32], out: &mut [u8]) -> u32 {
+    head_of(record, sequence, crcs).write(out)
+}
+
+/// Writes the used part of the header of `record` over `out`. Answers the checksum that the whole header has.
+#[cfg(not(kv_loom))]
+pub(super) fn write_used_head(record: &Record<'_>, crcs: &[u32], out: &mut [u8]) -> u32 {
+    out.fill(0);
+    head_of(record, 0, crcs).write_fields(out);
+    used_crc32c(out, record.shape.header_bytes())
+}
+
+/// The checksum of a header of `header_bytes` bytes of which `used` are not zeros.
+#[cfg(not(kv_loom))]
+pub(super) fn used_crc32c(used: &[u8], header_bytes: u64) -> u32 {
+    const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+    let mut crc = Crc32c::new();
+    crc.update(used);
+    let mut left = (header_bytes as usize).saturating_sub(4 + used.len());
+    while left > 0 {
+        let count = left.min(ZEROS.len());
+        crc.update(&ZEROS[..count]);
+        left -= count;
+    }
+    crc.value()
+}
+
+fn head_of(record: &Record<'_>, sequence: u64, crcs: &[u32]) -> Head {
     let parts = record.shape.parts();
-    let head = Head {
+    Head {
         namespace: record.namespace,
         id: record.id,
         parent: record.parent,
@@ -80,8 +107,7 @@ pub(super) fn write_head(record: &Record<'_>, sequence: u64, crcs: &[u32], out: 
         payload_bytes: record.shape.payload_bytes(),
         record_bytes: record.shape.record_bytes(),
         header_crc32c: 0,
-    };
-    head.write(out)
+    }
 }
 
 impl Head {
@@ -108,6 +134,12 @@ impl Head {
     /// Writes the header over `out`, which has `header_bytes` bytes, and answers its checksum.
     pub(crate) fn write(&self, out: &mut [u8]) -> u32 {
         out.fill(0);
+        self.write_fields(out);
+        write_checksum(out)
+    }
+
+    /// Writes everything that is not zero, but for the checksum.
+    fn write_fields(&self, out: &mut [u8]) {
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
         put(8, &FORMAT_VERSION.to_le_bytes());
@@ -133,7 +165,6 @@ impl Head {
             put(at + 16, &part.offset_bytes.to_le_bytes());
             put(at + 24, &part.length_bytes().to_le_bytes());
         }
-        write_checksum(out)
     }
 
     /// Bytes of the header that begins with `page`, the first bytes of a record.
@@ -176,6 +207,36 @@ impl Head {
         if crc32c(&bytes[..end]) != header_crc32c {
             return Err(refuse("checksum"));
         }
+        Head::parse_fields(bytes, bytes.len() as u64, header_crc32c)
+    }
+
+    /// Parses a header of which only the used part is there.
+    ///
+    /// # Errors
+    /// As [`Head::parse`].
+    #[cfg(not(kv_loom))]
+    pub(super) fn parse_used(
+        used: &[u8],
+        header_bytes: u64,
+        header_crc32c: u32,
+    ) -> Result<Head, Miss> {
+        let refuse = |reason| Err(Miss::Header { reason });
+        let is_whole = |length: u64| {
+            let part_bytes = HEAD_PART_BYTES * u64::from(u32_at(used, 20));
+            length == header_bytes && HEAD_FIXED_BYTES + part_bytes == used.len() as u64
+        };
+        if !is_whole(Head::length_of(used)?) {
+            return refuse("its length is not that of the bytes");
+        }
+        if used_crc32c(used, header_bytes) != header_crc32c {
+            return refuse("checksum");
+        }
+        Head::parse_fields(used, header_bytes, header_crc32c)
+    }
+
+    /// What a header says whose length and checksum are right.
+    fn parse_fields(bytes: &[u8], header_bytes: u64, header_crc32c: u32) -> Result<Head, Miss> {
+        let refuse = |reason| Miss::Header { reason };
         let kind = RecordKind::from_code(bytes[16]).ok_or(refuse("unknown kind"))?;
         let is_removal = match bytes[17] {
             0 => false,
@@ -203,7 +264,7 @@ impl Head {
             synced_bytes: u64_at(bytes, SYNCED_AT),
             is_removal,
             parts,
-            header_bytes: bytes.len() as u64,
+            header_bytes,
             payload_bytes: u64_at(bytes, 128),
             record_bytes: u64_at(bytes, RECORD_BYTES_AT),
             header_crc32c,

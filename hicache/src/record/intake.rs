@@ -237,6 +237,55 @@ impl<'w, 'b> Intake<'w, 'b> {
         })
     }
 
+    /// Verifies a record that memory keeps without the zeros of its format, copying its payload.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    ///
+    /// # Panics
+    /// If `into` has not the payload's length.
+    #[cfg(not(kv_loom))]
+    pub(super) fn of_packed(
+        wanted: Wanted<'w>,
+        packed: &super::packed::Sections<'_>,
+        into: &'b mut [u8],
+    ) -> Result<Verified<'b>, Miss> {
+        let shape = wanted.shape;
+        let (expected_bytes, found_bytes) = (shape.record_bytes(), packed.record_bytes);
+        assert_eq!(
+            into.len() as u64,
+            shape.payload_bytes(),
+            "bytes of the payload"
+        );
+        if found_bytes != expected_bytes {
+            return Err(Miss::Length {
+                expected_bytes,
+                found_bytes,
+            });
+        }
+        let head = Head::parse_used(packed.used, packed.header_bytes, packed.header_crc32c)?;
+        head.matches(&wanted)?;
+        let mut check = PayloadCheck::new(&head);
+        // As long as its table says, which is that of the shape, or this is no record.
+        if packed.payload.len() != into.len() {
+            return Err(Miss::Header {
+                reason: "its payload is not that of its table",
+            });
+        }
+        let pieces = packed.payload.chunks(super::crc::PIECE_BYTES);
+        for (to, from) in into.chunks_mut(super::crc::PIECE_BYTES).zip(pieces) {
+            to.copy_from_slice(from);
+            check.update(to)?;
+        }
+        if !check.is_complete() || !check_footer(&head, packed.mark) {
+            return Err(Miss::Commit);
+        }
+        Ok(Verified {
+            id: head.id,
+            payload: into,
+        })
+    }
+
     /// Verifies a record that lies in memory, copying its payload.
     ///
     /// # Errors

@@ -19,6 +19,8 @@ pub mod crc;
 mod footer;
 mod head;
 mod intake;
+#[cfg(not(kv_loom))]
+mod packed;
 mod shape;
 
 use std::fmt;
@@ -31,6 +33,8 @@ pub use head::{Head, HeadPart};
 #[cfg(not(kv_loom))]
 pub(crate) use head::{PayloadCheck, array_at, set_synced, u32_at, u64_at};
 pub use intake::{Intake, Verified, Wanted};
+#[cfg(not(kv_loom))]
+pub(crate) use packed::Packed;
 pub use shape::{PART_ALIGN_BYTES, Part, RecordShape, format_code};
 
 use crate::record::head::write_head;
@@ -141,22 +145,28 @@ impl Record<'_> {
         );
         let (header, rest) = out.split_at_mut(shape.header_bytes() as usize);
         let (payload, tail) = rest.split_at_mut(self.payload.len());
-        let mut end = 0;
-        let mut crcs = Vec::with_capacity(shape.parts().len());
-        for part in shape.parts() {
-            let range = part.range();
-            payload[end..range.start].fill(0);
-            end = range.end;
-            crcs.push(crc::copy_crc32c(
-                &mut payload[range.clone()],
-                &self.payload[range],
-            ));
-        }
-        payload[end..].fill(0);
+        let crcs = self.copy_payload(payload);
         let header_crc = write_head(self, sequence, &crcs, header);
         tail.fill(0);
         let record_bytes = shape.record_bytes();
         write_footer(&self.id, sequence, record_bytes, header_crc, tail);
+    }
+
+    /// Copies the payload over `out`, zeros between the parts. Answers the checksums of the parts.
+    fn copy_payload(&self, out: &mut [u8]) -> Vec<u32> {
+        let mut end = 0;
+        let mut crcs = Vec::with_capacity(self.shape.parts().len());
+        for part in self.shape.parts() {
+            let range = part.range();
+            out[end..range.start].fill(0);
+            end = range.end;
+            crcs.push(crc::copy_crc32c(
+                &mut out[range.clone()],
+                &self.payload[range],
+            ));
+        }
+        out[end..].fill(0);
+        crcs
     }
 
     /// The bytes of the record as one vector.

@@ -1,5 +1,5 @@
-//! Records in the memory of the process, whole and verified like those of any other tier. Buffers are used
-//! again, so that a tier that is full touches no new pages.
+//! Records in the memory of the process, verified like those of any other tier, and kept without the zeros that fill
+//! their pages elsewhere. Buffers are used again, so that a tier that is full touches no new pages.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -11,7 +11,9 @@ use kvgate_transfer::sync::{Arc, Mutex};
 use super::{Presence, Stored, Tier, TierStats};
 use crate::error::{Error, ErrorKind};
 use crate::miss::Miss;
-use crate::record::{Intake, Record, RecordId, Verified, Wanted};
+#[cfg(feature = "testkit")]
+use crate::record::Intake;
+use crate::record::{Packed, Record, RecordId, Verified, Wanted};
 
 /// Most buffers that wait to be used again.
 const SPARE_COUNT: usize = 64;
@@ -24,13 +26,47 @@ pub struct MemoryTier {
 
 #[derive(Default)]
 struct Inner {
-    records: HashMap<RecordId, Arc<Vec<u8>>>,
+    records: HashMap<RecordId, Arc<Held>>,
     /// In the order in which they came; also of records that were removed.
     order: VecDeque<RecordId>,
     spare: Vec<Vec<u8>>,
     used_bytes: u64,
     evicted: Vec<RecordId>,
     stats: TierStats,
+}
+
+/// A record in memory.
+enum Held {
+    Packed(Packed),
+    /// Damaged where it has zeros otherwise, or in its length.
+    #[cfg(feature = "testkit")]
+    Whole(Vec<u8>),
+}
+
+impl Held {
+    fn read<'b>(&self, wanted: Wanted<'_>, into: &'b mut [u8]) -> Result<Verified<'b>, Miss> {
+        match self {
+            Held::Packed(packed) => packed.read(wanted, into),
+            #[cfg(feature = "testkit")]
+            Held::Whole(bytes) => Intake::of_bytes(wanted, bytes, into),
+        }
+    }
+
+    fn record_bytes(&self) -> u64 {
+        match self {
+            Held::Packed(packed) => packed.record_bytes(),
+            #[cfg(feature = "testkit")]
+            Held::Whole(bytes) => bytes.len() as u64,
+        }
+    }
+
+    fn into_buffer(self) -> Vec<u8> {
+        match self {
+            Held::Packed(packed) => packed.into_buffer(),
+            #[cfg(feature = "testkit")]
+            Held::Whole(bytes) => bytes,
+        }
+    }
 }
 
 impl MemoryTier {
@@ -46,12 +82,17 @@ impl MemoryTier {
     #[cfg(feature = "testkit")]
     pub fn damage(&self, id: &RecordId, change: impl FnOnce(&mut Vec<u8>)) -> bool {
         let mut inner = self.inner.lock();
-        let Some(bytes) = inner.records.get(id) else {
+        let Some(held) = inner.records.get(id) else {
             return false;
         };
-        let mut changed = Vec::clone(bytes);
+        let (packed, mut changed) = match &**held {
+            Held::Packed(packed) => (Some(packed.clone()), packed.unpacked()),
+            Held::Whole(bytes) => (None, bytes.clone()),
+        };
         change(&mut changed);
-        inner.records.insert(*id, Arc::new(changed));
+        let packed = packed.and_then(|mut packed| packed.change(&changed).then_some(packed));
+        let held = packed.map_or_else(|| Held::Whole(changed), Held::Packed);
+        inner.records.insert(*id, Arc::new(held));
         true
     }
 }
@@ -61,12 +102,12 @@ impl Inner {
         let Some(bytes) = self.records.remove(id) else {
             return false;
         };
-        self.used_bytes = self.used_bytes.saturating_sub(bytes.len() as u64);
+        self.used_bytes = self.used_bytes.saturating_sub(bytes.record_bytes());
         // A reader may still have it.
-        if let Ok(buffer) = Arc::try_unwrap(bytes)
+        if let Ok(held) = Arc::try_unwrap(bytes)
             && self.spare.len() < SPARE_COUNT
         {
-            self.spare.push(buffer);
+            self.spare.push(held.into_buffer());
         }
         true
     }
@@ -111,7 +152,7 @@ impl Tier for MemoryTier {
     ) -> Result<Verified<'b>, Miss> {
         let found = self.inner.lock().records.get(&wanted.id).cloned();
         let outcome = match &found {
-            Some(bytes) => Intake::of_bytes(wanted, bytes, into),
+            Some(held) => held.read(wanted, into),
             None => Err(Miss::Absent),
         };
         let mut inner = self.inner.lock();
@@ -134,20 +175,23 @@ impl Tier for MemoryTier {
             }));
         }
         inner.make_room(record_bytes, self.capacity_bytes);
-        let spare = inner.buffer(record_bytes as usize);
+        let packed_bytes = Packed::bytes_of(record.shape);
+        let spare = inner.buffer(packed_bytes);
         // Counted before the copy, so that those who come meanwhile leave room for it.
         inner.used_bytes += record_bytes;
         drop(inner);
-        let mut buffer = spare.unwrap_or_else(|| vec![0; record_bytes as usize]);
-        record.encode(0, &mut buffer);
+        let buffer = spare.unwrap_or_else(|| vec![0; packed_bytes]);
+        let packed = Packed::encode(record, buffer);
         let mut inner = self.inner.lock();
         if inner.records.contains_key(&record.id) {
             inner.used_bytes -= record_bytes;
-            inner.spare.push(buffer);
+            inner.spare.push(packed.into_buffer());
             inner.stats.duplicate_count += 1;
             return Ok(Stored::Present);
         }
-        inner.records.insert(record.id, Arc::new(buffer));
+        inner
+            .records
+            .insert(record.id, Arc::new(Held::Packed(packed)));
         inner.order.push_back(record.id);
         inner.stats.stored_count += 1;
         inner.stats.written_bytes += record_bytes;

@@ -126,8 +126,8 @@ const STEPS: [Step; 20] = [
         "tiers-lookup.svg",
     ),
     step(
-        "open of a log, 1 MiB records",
-        Judge::Ratio,
+        "open of a log of 1 GiB, 1 MiB records",
+        Judge::Open,
         "--op recover --working-set 1073741824 --block-bytes 1048576",
     ),
     drawn(

@@ -21,6 +21,8 @@ pub(super) enum Judge {
     FileGet,
     /// A ratio without a limit.
     Ratio,
+    /// 1 s; after a kill, the time of one segment at half the disk's rate more. 128 B a record and 64 MiB of memory.
+    Open,
     /// The longest one in milliseconds, at most; the others are the curve.
     LookupMs(f64),
     /// Computed against resumed.
@@ -51,6 +53,7 @@ pub(super) fn lines(judge: Judge, case: &str, result: &Value) -> Vec<Line> {
             .collect(),
         Judge::FileGet => rows.iter().map(|row| file_get(case, row)).collect(),
         Judge::Ratio => rows.iter().map(|row| ratio_only(case, row)).collect(),
+        Judge::Open => rows.iter().map(|row| opened(case, row)).collect(),
         Judge::LookupMs(limit) => lookup(case, rows, limit),
         Judge::Resume => resume(case, rows),
         Judge::Trace => trace(case, result),
@@ -178,6 +181,29 @@ fn ratio_line(case: &str, row: &Value) -> Line {
             shown(ms)
         ),
         true,
+    )
+}
+
+/// Bytes of a segment.
+const SEGMENT_BYTES: f64 = (128 << 20) as f64;
+
+fn opened(case: &str, row: &Value) -> Line {
+    let place = row["case"].as_str().unwrap_or_default();
+    let limit_s = match place {
+        "after kill -9" => 1.0 + SEGMENT_BYTES / (number(row, "/baseline/gbps_med") * 1e9 / 2.0),
+        _ => 1.0,
+    };
+    let seconds = number(row, "/p50_us") / 1e6;
+    let bytes = number(row, "/memory_bytes");
+    let records =
+        number(row, "/gbps_med") * number(row, "/p50_us") * 1e3 / number(row, "/block_bytes");
+    let limit_bytes = 128.0 * records + (64 << 20) as f64;
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    line(
+        &format!("{case}, {place}"),
+        format!("{limit_s:.2} s, {:.0} MiB", mib(limit_bytes)),
+        format!("{seconds:.3} s, {:.1} MiB", mib(bytes)),
+        seconds <= limit_s && bytes <= limit_bytes,
     )
 }
 
