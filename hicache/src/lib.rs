@@ -12,6 +12,7 @@
 //! * [`storage`] puts tiers behind the host tier: stores, fetches, their policies and figures.
 //! * `testkit` (feature) has what a tier is tested with: a disk with crashes and faults, records whose
 //!   content follows from their name.
+//! * `events` (feature) tells a router what is where.
 //! * [`Miss`] says why a read gave nothing.
 //!
 //! # Blocking
@@ -22,6 +23,8 @@
 
 pub mod cache;
 pub mod error;
+#[cfg(all(feature = "events", not(kv_loom)))]
+pub mod events;
 pub mod flight;
 pub mod host;
 #[cfg(not(kv_loom))]
