@@ -29,6 +29,8 @@ pub mod flight;
 pub mod host;
 #[cfg(not(kv_loom))]
 pub mod log;
+#[cfg(all(feature = "metrics", not(kv_loom)))]
+mod metrics;
 mod miss;
 pub mod policy;
 pub mod record;
