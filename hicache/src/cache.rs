@@ -100,9 +100,9 @@ pub struct MoveCounts {
 /// lock of the caches, and no gate is waited for with it held.
 #[derive(Debug)]
 pub struct Hicache {
-    /// Ends first: its workers use the host tier.
+    /// Ends first: its workers use the host tier. `None` without storage tiers, and after the shutdown.
     #[cfg(not(kv_loom))]
-    storage: Option<Storage>,
+    storage: Mutex<Option<Arc<Storage>>>,
     device: Side,
     host: Arc<Side>,
     /// The host tier, as the device agent knows it.
@@ -140,7 +140,7 @@ impl Hicache {
         check_namespaces(device.tree().namespace(), host.tree().namespace())?;
         Ok(Hicache {
             #[cfg(not(kv_loom))]
-            storage: None,
+            storage: Mutex::new(None),
             device,
             host: Arc::new(host),
             to_host,
@@ -213,7 +213,7 @@ impl Hicache {
     /// Where a prefix of the host tier came from.
     fn origin_behind(&self, _prefix: &[u32]) -> Origin {
         #[cfg(not(kv_loom))]
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             return match storage.take_origin(_prefix) {
                 Some(Place::Local) => Origin::Storage,
                 Some(Place::Remote) => Origin::Remote,
@@ -226,7 +226,7 @@ impl Hicache {
     /// A request goes on from this prefix.
     fn note_use(&self, _prefix: &[u32]) {
         #[cfg(not(kv_loom))]
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             storage.sighted(_prefix);
         }
     }
@@ -262,7 +262,7 @@ impl Hicache {
     pub fn backup(&self, tokens: &[u32]) -> Result<Backup, kvgate_kvcache::Error> {
         self.settle();
         #[cfg(not(kv_loom))]
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             storage.relieve();
         }
         let ends = Ends {
@@ -317,7 +317,7 @@ impl Hicache {
     /// A prefix has come into the host tier.
     fn note_backup(&self, _prefix: &[u32]) {
         #[cfg(not(kv_loom))]
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             storage.landed(_prefix);
         }
     }
@@ -327,7 +327,7 @@ impl Hicache {
     pub fn wait(&self, deadline: Deadline) -> bool {
         let is_still = self.wait_moves(deadline);
         #[cfg(not(kv_loom))]
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             return storage.wait_idle(deadline) && is_still;
         }
         is_still

@@ -10,7 +10,7 @@ use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
-use super::turns::{TierPages, TurnLengths, TurnOptions};
+use super::turns::{StorageOptions, TierPages, TurnLengths, TurnOptions};
 use super::version;
 
 /// Hands the KV cache of a prompt from a prefill process to a decode process and compares every logit
@@ -167,6 +167,15 @@ struct TurnArgs {
     /// Logical pages of the host tier, or small: a half of what the run stores [default: everything fits]
     #[arg(long, value_name = "N|small")]
     host_pages: Option<TierPages>,
+    /// Keep prefixes in this directory beyond the run, and go on from those that are there; or off [default: off]
+    #[arg(long, value_name = "DIR|off")]
+    hicache: Option<PathBuf>,
+    /// Keep prefixes in a store behind a network too: redis://HOST:PORT/DB
+    #[arg(long, value_name = "URL")]
+    remote: Option<String>,
+    /// Whose prefixes they are: those of another salt are not found
+    #[arg(long, value_name = "TEXT")]
+    salt: Option<String>,
     /// Compare every turn bit for bit with a run without a cache
     #[arg(long)]
     verify_cold: bool,
@@ -446,11 +455,19 @@ impl PromptArgs {
 impl TurnArgs {
     /// `None` when none of the options was given.
     fn into_options(self) -> Option<TurnOptions> {
+        let storage = StorageOptions {
+            hicache: self.hicache.filter(|path| path.as_os_str() != "off"),
+            remote: self.remote,
+            salt: self.salt.unwrap_or_default(),
+        };
         let is_asked = self.sessions.is_some()
             || self.turns.is_some()
             || self.turn_tokens.is_some()
             || self.device_pages.is_some()
             || self.host_pages.is_some()
+            || storage.hicache.is_some()
+            || storage.remote.is_some()
+            || !storage.salt.is_empty()
             || self.verify_cold;
         is_asked.then(|| TurnOptions {
             sessions: self.sessions.unwrap_or(1),
@@ -458,6 +475,7 @@ impl TurnArgs {
             lengths: self.turn_tokens.unwrap_or_default(),
             device_pages: self.device_pages.unwrap_or_default(),
             host_pages: self.host_pages.unwrap_or_default(),
+            storage,
             is_verified: self.verify_cold,
         })
     }

@@ -35,6 +35,7 @@ pub mod rows;
 pub mod sampling;
 pub mod signals;
 pub mod sizing;
+mod storage_work;
 pub mod table;
 pub mod tally;
 pub mod timeline;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::failure::Failure;
+use super::failure::{Failure, FailureKind};
+pub use super::storage_work::{StorageTierWork, StorageWork};
 
 /// The name and version of the JSON form.
 pub const SCHEMA: &str = "kvgate.pd-handoff/1";
@@ -234,12 +235,34 @@ pub struct TierHits {
     pub tier: String,
     /// Turns that went on behind a prefix of this tier.
     pub hits: u64,
+    /// Of these, the first turns of a conversation: they went on from what another conversation or a former run left.
+    pub first_turn_hits: u64,
     /// Tokens of these prefixes.
     pub hit_tokens: u64,
     /// Bytes of the slots that were loaded; 0 for the device pool, where nothing moves.
     pub bytes: u64,
     /// Time from the lookup until the last layer could be read, over all hits.
     pub load_ms: f64,
+}
+
+impl TierHits {
+    /// That a run says nothing about this tier.
+    pub fn failure(&self) -> Failure {
+        let tier = &self.tier;
+        let message = format!(
+            "the {tier} tier had 0 hits, expected at least 1: the run shows nothing about it"
+        );
+        Failure::new(FailureKind::ProvesNothing, message).with_field(tier, 0)
+    }
+}
+
+/// The first tier that a run shows nothing about: it had no hit. Where every turn went on from a prefix, the first ones
+/// too, a former run has left all of it in the farthest tier with hits; the nearer ones then had no turn of their own,
+/// and what was found has come through them.
+pub fn tier_without_hit(tiers: &[TierHits], misses: u64) -> Option<&TierHits> {
+    let farthest = tiers.iter().rposition(|tier| tier.hits > 0).unwrap_or(0);
+    let first = if misses == 0 { farthest } else { 0 };
+    tiers.iter().skip(first).find(|tier| tier.hits == 0)
 }
 
 /// Moves between the device pool and the host tier.
@@ -283,6 +306,9 @@ pub struct TierWork {
     pub backups: Moves,
     /// Out of it.
     pub loads: Moves,
+    /// What the tiers behind it did; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageWork>,
 }
 
 /// Pages of earlier prompts that did not cross a second time.

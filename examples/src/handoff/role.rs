@@ -119,7 +119,7 @@ fn perform(
                     .map_err(|error| Failure::internal(format!("launcher: {error}")));
                 (code, text)
             };
-            let listen = decode::Listen::Privately(start.prompt);
+            let listen = decode::Listen::Privately(Box::new(start.prompt));
             decode::run(
                 &start.host,
                 &start.output,

@@ -46,6 +46,10 @@ pub fn render(report: &Report) -> String {
         text.push_str(&aligned(&tiers(conversations)));
         text.push('\n');
         text.push_str(&moves(conversations));
+        if let Some(storage) = &conversations.work.storage {
+            text.push('\n');
+            text.push_str(&storage.text());
+        }
     }
     text
 }

@@ -15,7 +15,7 @@ impl Hicache {
     /// `InvalidConfig` without a tier or a thread, or for another namespace; `ComponentRefused` for a tier that cannot
     /// hold every record of the schema; `Unavailable` when no thread can be had.
     pub fn with_storage(
-        mut self,
+        self,
         namespace: Namespace,
         config: StorageConfig,
     ) -> Result<Hicache, Error> {
@@ -27,8 +27,13 @@ impl Hicache {
                 expected: format!("{}, that of the host tier", first_bytes(own)),
             }));
         }
-        self.storage = Some(Storage::start(&self.host, namespace, config)?);
+        let storage = Storage::start(&self.host, namespace, config)?;
+        *self.storage.lock() = Some(Arc::new(storage));
         Ok(self)
+    }
+
+    pub(super) fn storage(&self) -> Option<Arc<Storage>> {
+        self.storage.lock().clone()
     }
 
     /// As [`Hicache::lookup`], and asks the storage tiers too when they may have more than the device pool and the host
@@ -36,7 +41,7 @@ impl Hicache {
     /// most until `deadline`; what has not come by then is a shorter hit, or a miss.
     pub fn lookup_within(&self, tokens: &[u32], deadline: Deadline) -> Option<Found> {
         self.settle();
-        if let Some(storage) = &self.storage {
+        if let Some(storage) = self.storage() {
             let (_, known_tokens) = self.device.tree().probe(tokens);
             storage.bring(tokens, known_tokens, deadline);
         }
@@ -48,36 +53,39 @@ impl Hicache {
     pub fn prefetch(&self, tokens: &[u32]) -> Option<Arc<Fetch>> {
         self.settle();
         let (_, known_tokens) = self.device.tree().probe(tokens);
-        self.storage.as_ref()?.prefetch(tokens, known_tokens)
+        self.storage()?.prefetch(tokens, known_tokens)
     }
 
-    /// Counts of the storage tiers; `None` without any.
+    /// Counts of the storage tiers; `None` without any, and after the shutdown, which answers the last ones.
     pub fn storage_counts(&self) -> Option<StorageCounts> {
-        Some(self.storage.as_ref()?.counts())
+        Some(self.storage()?.counts())
     }
 
     /// The storage tiers, nearest first.
-    pub fn storage_tiers(&self) -> &[StorageTier] {
-        self.storage.as_ref().map_or(&[], Storage::tiers)
+    pub fn storage_tiers(&self) -> Vec<StorageTier> {
+        let storage = self.storage();
+        storage.map_or_else(Vec::new, |storage| storage.tiers().to_vec())
     }
 
     /// Stores and fetches that wait or run.
     pub fn open_storage(&self) -> (usize, usize) {
-        self.storage.as_ref().map_or((0, 0), Storage::open)
+        self.storage().map_or((0, 0), |storage| storage.open())
     }
 
-    /// Waits for what is under way, stores what the write policy has put off, and begins nothing with the storage
-    /// tiers any more. What is not done at the deadline is dropped or goes on until it is dropped with the cache.
+    /// Waits for what is under way, stores what the write policy has put off, and lets go of the storage tiers. What is
+    /// not done at the deadline is dropped; a record that a tier is just storing or reading is still waited for.
     pub fn shutdown(&self, deadline: Deadline) -> StorageEnd {
         let is_still = self.wait(deadline);
-        let end = self
-            .storage
-            .as_ref()
-            .map(|storage| storage.shutdown(deadline));
-        let end = end.unwrap_or(StorageEnd {
-            is_drained: true,
-            dropped: 0,
-        });
+        let storage = self.storage.lock().take();
+        let Some(storage) = storage else {
+            return StorageEnd {
+                is_drained: is_still,
+                ..StorageEnd::default()
+            };
+        };
+        let end = storage.shutdown(deadline);
+        // Ends the workers, if nobody is just asking.
+        drop(storage);
         StorageEnd {
             is_drained: end.is_drained && is_still,
             ..end

@@ -127,12 +127,14 @@ impl StorageConfig {
 }
 
 /// What an orderly end left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageEnd {
     /// Whether every store that was begun is over.
     pub is_drained: bool,
     /// Prefixes that were not stored any more.
     pub dropped: u64,
+    /// The last counts of the storage tiers.
+    pub counts: StorageCounts,
 }
 
 /// What the workers and the callers share.
@@ -390,6 +392,7 @@ impl Storage {
         StorageEnd {
             is_drained,
             dropped,
+            counts: self.counts(),
         }
     }
 

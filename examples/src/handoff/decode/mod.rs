@@ -39,7 +39,7 @@ use super::turns::sizes::TierSizes;
 #[derive(Debug)]
 pub enum Listen {
     /// At a private place of this host; the launcher passes it on, and knows the run.
-    Privately(PromptOptions),
+    Privately(Box<PromptOptions>),
     /// Where the user said.
     At(Listening),
 }
@@ -124,21 +124,18 @@ pub fn run(
 
 fn pool_size(options: &HostOptions, listen: &Listen, host: &Host) -> Result<PoolSize, Failure> {
     Ok(match listen {
-        Listen::Privately(PromptOptions {
-            turns: Some(turns),
-            concurrency,
-            prompt_file,
-            ..
-        }) => {
-            let file = prompt_file.as_deref();
-            let source = PromptSource::open(file, options.seed, host.vocab_size())?;
-            let plan = Plan::of(options.seed, turns, &source);
-            TierSizes::of(&host.schema, &plan, turns, *concurrency).device
-        }
-        Listen::Privately(prompt) => {
-            let tokens = super::resolve::prompt_tokens(options, prompt, host.vocab_size())?;
-            sizing::receiver(options, &host.schema, tokens, prompt)
-        }
+        Listen::Privately(prompt) => match &prompt.turns {
+            Some(turns) => {
+                let file = prompt.prompt_file.as_deref();
+                let source = PromptSource::open(file, options.seed, host.vocab_size())?;
+                let plan = Plan::of(options.seed, turns, &source);
+                TierSizes::of(&host.schema, &plan, turns, prompt.concurrency).device
+            }
+            None => {
+                let tokens = super::resolve::prompt_tokens(options, prompt, host.vocab_size())?;
+                sizing::receiver(options, &host.schema, tokens, prompt)
+            }
+        },
         Listen::At(_) => sizing::unknown(options, &host.schema, host.context_tokens()),
     })
 }

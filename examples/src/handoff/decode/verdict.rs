@@ -12,7 +12,7 @@ use crate::handoff::observer::Phase;
 use crate::handoff::plan::PrefillSummary;
 use crate::handoff::report::{
     Canary, Conversations, Counters, DecodeWork, ErrorObject, Hits, Pids, PrefillWork, PrefixReuse,
-    Report, Requests, SCHEMA, Verdict,
+    Report, Requests, SCHEMA, Verdict, tier_without_hit as first_without_hit,
 };
 use crate::handoff::timeline::{Timeline, process_cpu_ms};
 use crate::handoff::{out, tally};
@@ -182,16 +182,8 @@ fn tier_without_hit(peer: &Peer, report: &Report) -> Option<Failure> {
         return None;
     }
     let conversations = report.conversations.as_ref()?;
-    let tier = conversations
-        .work
-        .tiers
-        .iter()
-        .find(|tier| tier.hits == 0)?;
-    let message = format!(
-        "the {} tier had 0 hits, expected at least 1: the run shows nothing about it",
-        tier.tier
-    );
-    Some(Failure::new(FailureKind::ProvesNothing, message).with_field(&tier.tier, 0))
+    let work = &conversations.work;
+    Some(first_without_hit(&work.tiers, work.misses)?.failure())
 }
 
 fn conversations(

@@ -117,9 +117,16 @@ pub fn run(
         }
     };
     let pools = link::make_pools(options, &host, size, &agent)?;
-    let tiers = tier_sizes
-        .map(|sizes| Tiers::connect(&agent, &pools, &sizes))
-        .transpose()?;
+    let tiers = match (tier_sizes, &prompt.turns, &talk) {
+        (Some(sizes), Some(turns), Some(plan)) => Some(Tiers::connect(
+            &agent,
+            &pools,
+            &sizes,
+            &turns.storage,
+            plan,
+        )?),
+        _ => None,
+    };
     let peer = link::connect(&agent, target, deadline)?;
     let plan = RunPlan {
         prefill_pid: std::process::id(),

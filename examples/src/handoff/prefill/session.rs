@@ -411,7 +411,7 @@ impl Session {
         summary.cpu_ms = timeline::process_cpu_ms();
         if let Some(tiers) = &self.side.tiers {
             summary.prompt_tokens = self.prompt_tokens;
-            summary.tiers = Some(tiers.finish());
+            summary.tiers = Some(tiers.finish(self.side.watch.deadline()));
             summary.pages_conserved = tiers.is_conserved();
         } else {
             summary.pages_conserved = true;

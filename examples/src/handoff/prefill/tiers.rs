@@ -8,21 +8,24 @@ use kvgate_hicache::Hicache;
 use kvgate_hicache::cache::{Found, Origin};
 use kvgate_kvcache::schema::PAGE_TOKENS;
 use kvgate_kvcache::{PoolSet, Room, Space, WriteLease};
-use kvgate_transfer::Agent;
+use kvgate_transfer::{Agent, Deadline};
 
 use super::Side;
 use super::flight::Flight;
 use crate::handoff::failure::Failure;
 use crate::handoff::model::cache_failure;
 use crate::handoff::report::{TierHits, TierWork};
+use crate::handoff::turns::schedule::Plan;
 use crate::handoff::turns::sizes::{self, TierSizes, name_of};
-
-/// Names of the tiers, nearest first.
-const TIERS: [&str; 2] = ["device", "host"];
+use crate::handoff::turns::storage::{StorageOptions, Stores};
 
 /// The cache of prefixes, and what it was good for.
 pub(super) struct Tiers {
     pub(super) cache: Hicache,
+    /// `None` once they are closed.
+    stores: Mutex<Option<Stores>>,
+    /// By request, whether it is the first turn of its conversation.
+    first_turns: Vec<bool>,
     work: Mutex<TierWork>,
 }
 
@@ -38,8 +41,14 @@ impl Tiers {
         agent: &Agent,
         pools: &PoolSet,
         sizes: &TierSizes,
+        storage: &StorageOptions,
+        plan: &Plan,
     ) -> Result<Tiers, Failure> {
-        let cache = sizes::connect(agent, pools, sizes).map_err(|error| cache_failure(&error))?;
+        let stores = Stores::open(storage)?;
+        let connected = sizes::connect(agent, pools, sizes, &storage.salt);
+        let (cache, namespace) = connected.map_err(|error| cache_failure(&error))?;
+        let cache = stores.attach(cache, namespace)?;
+        let names = ["device", "host"].into_iter().chain(stores.names());
         let tier = |tier: &str| TierHits {
             tier: tier.to_owned(),
             ..TierHits::default()
@@ -47,11 +56,13 @@ impl Tiers {
         let work = TierWork {
             device_pages: sizes.device.pages,
             host_pages: sizes.host_pages,
-            tiers: TIERS.map(tier).to_vec(),
+            tiers: names.map(tier).collect(),
             ..TierWork::default()
         };
         Ok(Tiers {
             cache,
+            stores: Mutex::new(Some(stores)),
+            first_turns: plan.order().iter().map(|turn| turn.turn == 0).collect(),
             work: Mutex::new(work),
         })
     }
@@ -59,7 +70,8 @@ impl Tiers {
     /// Slots for a request, behind the longest prefix there is. `None` when the flight was given up.
     pub(super) fn begin(&self, side: &Side, flight: &Flight) -> Result<Option<Begun>, Failure> {
         let since = Instant::now();
-        let mut found = self.cache.lookup(&flight.prompt_ids);
+        let until = Deadline::after(side.watch.deadline());
+        let mut found = self.cache.lookup_within(&flight.prompt_ids, until);
         while !flight.is_aborted() {
             let origin = found.as_ref().map(|found| (found.tokens, found.origin));
             match self.try_reserve(side, flight, found.take())? {
@@ -135,16 +147,22 @@ impl Tiers {
         Ok(())
     }
 
+    fn is_first_turn(&self, flight: &Flight) -> bool {
+        let first = self.first_turns.get(flight.request() as usize);
+        first.is_some_and(|is_first| *is_first)
+    }
+
     /// What a request found; `load` is the time until the last layer of it could be read.
     pub(super) fn count(
         &self,
         side: &Side,
-        prompt_tokens: u32,
+        flight: &Flight,
         found: Option<(u32, Origin)>,
         load: Option<Duration>,
     ) {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let start = found.map_or(0, |(tokens, _)| tokens);
+        let prompt_tokens = flight.prompt_ids.len() as u32;
         work.computed_tokens += u64::from(prompt_tokens - start);
         let Some((tokens, origin)) = found else {
             work.misses += 1;
@@ -158,6 +176,7 @@ impl Tiers {
             return;
         };
         tier.hits += 1;
+        tier.first_turn_hits += u64::from(self.is_first_turn(flight));
         tier.hit_tokens += u64::from(tokens);
         if origin != Origin::Device {
             let schema = &side.host.schema;
@@ -185,7 +204,15 @@ impl Tiers {
     }
 
     /// Gives everything up that is kept, and says what was done.
-    pub(super) fn finish(&self) -> TierWork {
+    pub(super) fn finish(&self, limit: Duration) -> TierWork {
+        let end = self.cache.shutdown(Deadline::after(limit));
+        let stores = self
+            .stores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let stores = stores.filter(|stores| !stores.names().is_empty());
+        let storage = stores.map(|stores| stores.close(&end, Deadline::after(limit)));
         for side in [self.cache.device(), self.cache.host()] {
             // Until nothing more can go: an inner page goes once those behind it have gone.
             while side.tree().evict(u32::MAX) > 0 {}
@@ -194,6 +221,7 @@ impl Tiers {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         work.backups = counts.backups.into();
         work.loads = counts.loads.into();
+        work.storage = storage;
         work.clone()
     }
 

@@ -66,7 +66,7 @@ pub(super) fn compute(
     let load = caches
         .attached_at()
         .map(|at| at.saturating_duration_since(looked_up));
-    tiers.count(side, flight.prompt_ids.len() as u32, found, load);
+    tiers.count(side, flight, found, load);
     compute::conclude(side, flight, caches, &last)?;
     Ok(None)
 }

@@ -1,11 +1,12 @@
 //! Conversations of several turns over the tiers of the cache: every turn goes on behind the longest prefix that
-//! the device pool or the host tier has, and is compared with a run without a cache. What is here runs them in one
+//! the device pool, the host tier or a storage tier has, and is compared with a run without a cache. What is here runs them in one
 //! process (`--transport local`); who says what and how large the tiers are is the same over two processes.
 
 mod report;
 pub(crate) mod schedule;
 mod serve;
 pub(crate) mod sizes;
+pub(crate) mod storage;
 
 use std::str::FromStr;
 use std::time::Instant;
@@ -22,6 +23,9 @@ use super::report::failure_json;
 use report::Report;
 use schedule::Plan;
 use serve::Server;
+use storage::Stores;
+
+pub use storage::StorageOptions;
 
 /// Tokens that every turn decodes; they become part of the conversation.
 pub(crate) const DECODED_TOKENS: u32 = 16;
@@ -90,6 +94,8 @@ pub struct TurnOptions {
     pub device_pages: TierPages,
     /// Size of the host tier.
     pub host_pages: TierPages,
+    /// What is kept beyond the run.
+    pub storage: StorageOptions,
     /// Compare every turn with a run without a cache.
     pub is_verified: bool,
 }
@@ -126,6 +132,7 @@ fn converse(
     turns: &TurnOptions,
 ) -> Result<Report, Failure> {
     let began = Instant::now();
+    let stores = Stores::open(&turns.storage)?;
     let host = Host::load(options)?;
     let source = PromptSource::open(
         prompt.prompt_file.as_deref(),
@@ -134,7 +141,7 @@ fn converse(
     )?;
     let plan = Plan::of(options.seed, turns, &source);
     check_length(&plan, host.context_tokens())?;
-    let mut server = Server::new(&host, options, prompt.chunk, turns, &plan)?;
+    let mut server = Server::new(&host, options, prompt.chunk, turns, &plan, stores)?;
     for turn in plan.order() {
         server.serve(&plan, *turn)?;
     }

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::handoff::console;
 use crate::handoff::failure::{Failure, FailureKind};
+use crate::handoff::report::{Moves, StorageWork, TierHits, tier_without_hit};
 
 /// The schema of the JSON object.
 const SCHEMA: &str = "kvgate-turns/1";
@@ -18,18 +19,6 @@ pub(super) enum Verdict {
     Mismatch,
     /// Nothing was compared.
     Unverified,
-}
-
-/// What one tier gave.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct TierHits {
-    pub(super) tier: &'static str,
-    pub(super) hits: u64,
-    pub(super) hit_tokens: u64,
-    /// Bytes of the slots that were loaded; 0 for the device pool, where nothing moves.
-    pub(super) bytes: u64,
-    /// Time from the lookup until the last layer could be read, over all hits.
-    pub(super) load_ms: f64,
 }
 
 /// The first turn whose bits differ.
@@ -57,30 +46,12 @@ pub(super) struct Report {
     pub(super) computed_tokens: u64,
     pub(super) backups: Moves,
     pub(super) loads: Moves,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) storage: Option<StorageWork>,
     pub(super) compared_turns: u64,
     pub(super) differing_turns: u64,
     pub(super) first_difference: Option<Difference>,
     pub(super) elapsed_ms: u64,
-}
-
-/// Moves between the device pool and the host tier.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Moves {
-    pub(super) started: u64,
-    pub(super) landed: u64,
-    pub(super) failed: u64,
-    pub(super) no_room: u64,
-}
-
-impl From<kvgate_hicache::cache::MoveCounts> for Moves {
-    fn from(counts: kvgate_hicache::cache::MoveCounts) -> Moves {
-        Moves {
-            started: counts.started,
-            landed: counts.landed,
-            failed: counts.failed,
-            no_room: counts.no_room,
-        }
-    }
 }
 
 impl Report {
@@ -93,12 +64,7 @@ impl Report {
         if self.verdict != Verdict::BitIdentical || self.turns < 2 {
             return None;
         }
-        let tier = self.tiers.iter().find(|tier| tier.hits == 0)?;
-        let message = format!(
-            "the {} tier had 0 hits, expected at least 1: the run shows nothing about it",
-            tier.tier
-        );
-        Some(Failure::new(FailureKind::ProvesNothing, message).with_field(tier.tier, 0))
+        Some(tier_without_hit(&self.tiers, self.misses)?.failure())
     }
 
     pub(super) fn exit_code(&self) -> u8 {
@@ -142,6 +108,7 @@ impl Report {
             self.loads.failed,
             self.elapsed_ms
         ));
+        lines.extend(self.storage.iter().map(StorageWork::text));
         lines.push(match (self.verdict, &self.first_difference) {
             (Verdict::BitIdentical, _) => {
                 format!("verdict: BIT-IDENTICAL ({} turns)", self.compared_turns)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvgate_hicache::Hicache;
 use kvgate_hicache::cache::{Found, Origin};
+use kvgate_kvcache::identity::Namespace;
 use kvgate_kvcache::prefix::{Checkpoint, CheckpointWriter};
 use kvgate_kvcache::schema::PAGE_TOKENS;
 use kvgate_kvcache::{
@@ -15,15 +16,17 @@ use kvgate_kvcache::{
 use kvgate_model::{LayerCaches, Logits, ModelError};
 use kvgate_transfer::{Agent, Deadline};
 
-use super::report::{Difference, Report, TierHits, Verdict};
+use super::report::{Difference, Report, Verdict};
 use super::schedule::{Plan, Turn, next_boundary};
 use super::sizes::{self, TierSizes, name_of};
+use super::storage::Stores;
 use super::{DECODED_TOKENS, TurnOptions};
 use crate::handoff::compare::RowDigests;
 use crate::handoff::failure::Failure;
 use crate::handoff::model::{Host, cache_failure, model_failure};
 use crate::handoff::mono::{Mono, Sequence};
 use crate::handoff::options::HostOptions;
+use crate::handoff::report::TierHits;
 use crate::handoff::rows;
 use crate::handoff::sampling::arg_max;
 
@@ -31,6 +34,7 @@ use crate::handoff::sampling::arg_max;
 pub(super) struct Server<'a> {
     host: &'a Host,
     cache: Hicache,
+    stores: Stores,
     chunk_tokens: u32,
     deadline: Duration,
     sessions: Vec<Session<'a>>,
@@ -68,10 +72,14 @@ impl<'a> Server<'a> {
         chunk_tokens: u32,
         turns: &TurnOptions,
         plan: &Plan,
+        stores: Stores,
     ) -> Result<Self, Failure> {
         let sizes = TierSizes::of(&host.schema, plan, turns, 1);
         let config = sizes.device_config(MemoryKind::Host);
-        let cache = connect_here(host, config, &sizes).map_err(|error| cache_failure(&error))?;
+        let salt = &turns.storage.salt;
+        let connected = connect_here(host, config, &sizes, salt);
+        let (cache, namespace) = connected.map_err(|error| cache_failure(&error))?;
+        let cache = stores.attach(cache, namespace)?;
         let mut sessions = Vec::new();
         for session in 0..turns.sessions {
             let cold = match turns.is_verified {
@@ -87,7 +95,8 @@ impl<'a> Server<'a> {
             chunk_tokens,
             deadline: Duration::from_millis(options.deadline_ms),
             sessions,
-            report: empty_report(turns, sizes.device.pages, sizes.host_pages),
+            report: empty_report(turns, sizes.device.pages, sizes.host_pages, stores.names()),
+            stores,
         })
     }
 
@@ -127,7 +136,14 @@ impl<'a> Server<'a> {
             left.logits.push(logits);
         }
         left.rows = self.rows_of(&mut caches.lease, ids.len() as u32)?;
-        self.count(prompt_tokens, start, origin, looked_up, caches.attached_at);
+        self.count(
+            turn,
+            prompt_tokens,
+            start,
+            origin,
+            looked_up,
+            caches.attached_at,
+        );
         drop(caches);
         self.sessions[session].ids = ids;
         self.compare(turn, known, prompt_tokens, start, &left)
@@ -139,7 +155,8 @@ impl<'a> Server<'a> {
         ids: &[u32],
         room: Room,
     ) -> Result<(TurnCaches, u32, Option<Origin>), Failure> {
-        let Some(found) = self.cache.lookup(ids) else {
+        let until = Deadline::after(self.deadline);
+        let Some(found) = self.cache.lookup_within(ids, until) else {
             return Ok((self.compute_all(ids, room)?, 0, None));
         };
         let (start, origin) = (found.tokens, found.origin);
@@ -180,7 +197,7 @@ impl<'a> Server<'a> {
         if self.cache.device().make_room(pages, windows) {
             return true;
         }
-        self.cache.wait(Deadline::after(self.deadline))
+        self.cache.wait_moves(Deadline::after(self.deadline))
             && self.cache.device().make_room(pages, windows)
     }
 
@@ -257,6 +274,7 @@ impl<'a> Server<'a> {
 
     fn count(
         &mut self,
+        turn: Turn,
         prompt_tokens: u32,
         start: u32,
         origin: Option<Origin>,
@@ -267,11 +285,16 @@ impl<'a> Server<'a> {
         report.prompt_tokens += u64::from(prompt_tokens);
         report.computed_tokens += u64::from(prompt_tokens - start);
         let name = origin.map(name_of);
-        let Some(tier) = report.tiers.iter_mut().find(|tier| Some(tier.tier) == name) else {
+        let Some(tier) = report
+            .tiers
+            .iter_mut()
+            .find(|tier| Some(&*tier.tier) == name)
+        else {
             report.misses += 1;
             return;
         };
         tier.hits += 1;
+        tier.first_turn_hits += u64::from(turn.turn == 0);
         tier.hit_tokens += u64::from(start);
         if origin != Some(Origin::Device) {
             let schema = &self.host.schema;
@@ -335,11 +358,16 @@ impl<'a> Server<'a> {
 
     /// Waits for what is under way, and sums up.
     pub(super) fn finish(mut self) -> Result<Report, Failure> {
-        if !self.cache.wait(Deadline::after(self.deadline)) {
+        if !self.cache.wait_moves(Deadline::after(self.deadline)) {
             let (backups, loads) = self.cache.open_moves();
             return Err(Failure::internal(format!(
                 "{backups} backups and {loads} loads do not end"
             )));
+        }
+        let end = self.cache.shutdown(Deadline::after(self.deadline));
+        if !self.stores.names().is_empty() {
+            let work = self.stores.close(&end, Deadline::after(self.deadline));
+            self.report.storage = Some(work);
         }
         let counts = self.cache.counts();
         self.report.backups = counts.backups.into();
@@ -376,16 +404,22 @@ fn connect_here(
     host: &Host,
     config: PoolConfig,
     sizes: &TierSizes,
-) -> Result<Hicache, kvcache::Error> {
+    salt: &str,
+) -> Result<(Hicache, Namespace), kvcache::Error> {
     let agent = Agent::builder("device").build()?;
     let pools = PoolSet::new(Arc::clone(&host.schema), config)?;
     pools.register(&agent)?;
-    sizes::connect(&agent, &pools, sizes)
+    sizes::connect(&agent, &pools, sizes, salt)
 }
 
-fn empty_report(turns: &TurnOptions, device_pages: u32, host_pages: u32) -> Report {
-    let tier = |tier| TierHits {
-        tier,
+fn empty_report(
+    turns: &TurnOptions,
+    device_pages: u32,
+    host_pages: u32,
+    storage: Vec<&'static str>,
+) -> Report {
+    let tier = |tier: &str| TierHits {
+        tier: tier.to_owned(),
         ..TierHits::default()
     };
     Report {
@@ -395,7 +429,12 @@ fn empty_report(turns: &TurnOptions, device_pages: u32, host_pages: u32) -> Repo
         turns: turns.turns,
         device_pages,
         host_pages,
-        tiers: vec![tier("device"), tier("host")],
+        tiers: ["device", "host"]
+            .into_iter()
+            .chain(storage)
+            .map(tier)
+            .collect(),
+        storage: None,
         misses: 0,
         prompt_tokens: 0,
         computed_tokens: 0,

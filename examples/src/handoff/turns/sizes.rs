@@ -88,19 +88,21 @@ pub(crate) fn name_of(origin: Origin) -> &'static str {
     }
 }
 
-/// The cache over the device pools, which are registered with `agent`, and a host tier in this process.
+/// The cache over the device pools, which are registered with `agent`, and a host tier in this process, and the
+/// namespace of both.
 pub(crate) fn connect(
     agent: &Agent,
     pools: &PoolSet,
     sizes: &TierSizes,
-) -> Result<Hicache, kvcache::Error> {
+    salt: &str,
+) -> Result<(Hicache, Namespace), kvcache::Error> {
     let schema = pools.schema();
-    let namespace = Namespace::new(schema, PAGE_TOKENS, b"")?;
+    let namespace = Namespace::new(schema, PAGE_TOKENS, salt.as_bytes())?;
     let tree = PrefixTree::in_namespace(pools, namespace.clone(), Box::<S3Fifo>::default())?;
     let device = Side::new(agent, pools, tree)?;
     let host = host_side(
         schema,
-        namespace,
+        namespace.clone(),
         HostConfig {
             pages: sizes.host_pages,
             checkpoints: sizes.host_ends,
@@ -109,5 +111,6 @@ pub(crate) fn connect(
         },
     )?;
     let (to_host, to_device) = Agent::connect_local(device.agent(), host.agent())?;
-    Hicache::over(device, host, to_host, to_device)
+    let cache = Hicache::over(device, host, to_host, to_device)?;
+    Ok((cache, namespace))
 }
