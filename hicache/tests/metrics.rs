@@ -89,7 +89,7 @@ fn every_move_of_a_prefix_is_counted_where_it_happened() {
     assert_eq!(slots("owned"), 2.0);
     assert_eq!(
         slots("free") + slots("owned") + slots("draining"),
-        ROOMY.device.0.into()
+        f64::from(ROOMY.device.0)
     );
     let quarantined = value("tier_quarantined_slots{tier=\"host\",space=\"page\"}");
     assert_eq!(quarantined, 0.0);
