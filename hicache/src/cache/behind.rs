@@ -73,7 +73,8 @@ impl Hicache {
     }
 
     /// Waits for what is under way, stores what the write policy has put off, and lets go of the storage tiers. What is
-    /// not done at the deadline is dropped; a record that a tier is just storing or reading is still waited for.
+    /// not done at the deadline is dropped. A worker that is inside a tier at that moment is left there, and keeps its
+    /// pages until it returns: the end is then not drained.
     pub fn shutdown(&self, deadline: Deadline) -> StorageEnd {
         let is_still = self.wait(deadline);
         let storage = self.storage.lock().take();
@@ -85,7 +86,9 @@ impl Hicache {
         };
         let end = storage.shutdown(deadline);
         // Ends the workers, if nobody is just asking.
-        drop(storage);
+        if let Some(storage) = Arc::into_inner(storage) {
+            storage.leave(end.is_drained);
+        }
         StorageEnd {
             is_drained: end.is_drained && is_still,
             ..end

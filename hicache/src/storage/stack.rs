@@ -396,6 +396,13 @@ impl Storage {
         }
     }
 
+    /// Ends, with its workers if nothing is under way; otherwise they end when the tier that they ask returns.
+    pub(crate) fn leave(mut self, is_drained: bool) {
+        if !is_drained {
+            self.workers.clear();
+        }
+    }
+
     /// Takes nothing more. Answers how many stores that makes.
     fn end(&self) -> u64 {
         let shared = &self.shared;
