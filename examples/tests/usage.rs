@@ -44,7 +44,7 @@ fn options_that_do_not_parse() {
     refused(&["--chunk", "0"], "chunk", "0");
     refused(&["--turns", "0"], "turns", "0");
     refused(&["--host-pages", "tiny"], "host-pages", "tiny");
-    refused(&["--sessions", "2"], "transport", "shm");
+    refused(&["--sessions", "0"], "sessions", "0");
 }
 
 #[test]
