@@ -72,7 +72,7 @@ impl Near {
         sides: &Sides,
     ) -> Result<(), Failure> {
         let deadline = Deadline::after(self.deadline);
-        pair.library_transfer(&mut self.caller, direction, sides, deadline)
+        pair.transfer_by_library(&mut self.caller, direction, sides, deadline)
     }
 }
 

@@ -257,7 +257,7 @@ impl Pair {
 
     /// The bare loop of a library moves the list. Nothing may be in flight.
     #[cfg(any(feature = "ucx", feature = "libfabric"))]
-    pub fn library_transfer(
+    pub fn transfer_by_library(
         &mut self,
         library: &mut BareLibrary,
         direction: Direction,
