@@ -272,6 +272,7 @@ fn a_shutdown_leaves_a_thread_that_is_stuck_in_a_sink_and_says_so() {
     ] {
         let pair = Pair::over(&address);
         let gate = Arc::new(Gate::default());
+        let _opened = OpenedAtTheEnd(gate.clone());
         let (flight, _first) = pair.stick(&gate);
         let began = Instant::now();
         let report = pair.to.shutdown(Deadline::after_ms(3_000));

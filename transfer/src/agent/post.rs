@@ -128,10 +128,6 @@ impl Agent {
             return Err(ErrorKind::Closed.into());
         }
         let peer: Arc<Peer> = engine.peer(transfer.peer)?;
-        let is_awaited = options.arrival.is_some() && options.priority == Priority::Foreground;
-        if is_awaited && transfer.op == Op::Write && transfer.bytes() <= ROUSE_BYTES {
-            peer.link.rouse();
-        }
         let mut slot = reserve(&peer.queue, options.priority)?;
         let regions = engine.regions.hold_all(&transfer.local_regions)?;
         let remote = peer.hold_regions(&transfer.remote_regions)?;
@@ -139,6 +135,11 @@ impl Agent {
             Some(ledger) => Some(FlightLedger::begin(ledger)?),
             None => None,
         };
+        // Nothing refuses it from here on.
+        let is_awaited = options.arrival.is_some() && options.priority == Priority::Foreground;
+        if is_awaited && transfer.op == Op::Write && transfer.bytes() <= ROUSE_BYTES {
+            peer.link.rouse();
+        }
         let posted = PostedOp {
             id: engine.next_op(),
             op: transfer.op,

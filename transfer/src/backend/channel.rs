@@ -55,6 +55,18 @@ struct Out {
     broken: Option<StreamEnd>,
 }
 
+impl Out {
+    /// Wakes the reader of the ring; `false` when that cannot be done. A wake that fails ends the connection (I-6): the
+    /// reader counts as awake by then, so nobody who sends later would wake it.
+    fn wake_by(&mut self, wake: impl FnOnce(&Outlet) -> Result<(), StreamEnd>) -> bool {
+        let Some(outlet) = self.outlet.as_ref().filter(|_| self.broken.is_none()) else {
+            return false;
+        };
+        self.broken = wake(outlet).err();
+        self.broken.is_none()
+    }
+}
+
 impl Channel {
     pub(crate) fn new(socket: Socket, stop: StopSignal) -> Self {
         Self {
@@ -91,10 +103,7 @@ impl Channel {
         let pulse = self.pulse.as_ref()?;
         Some(
             pulse.silence(Instant::now(), |questions| match self.out.try_lock() {
-                Some(out) => {
-                    let outlet = out.outlet.as_ref().filter(|_| out.broken.is_none());
-                    outlet.is_some_and(|outlet| outlet.wake(&self.socket).is_ok())
-                }
+                Some(mut out) => out.wake_by(|outlet| outlet.ask(&self.socket)),
                 // Whoever holds it sends or copies. The bytes in a full socket wake a reader, and one that does
                 // not sleep looks by itself.
                 None => !questions.is_reader_parked() || !self.takes_bytes(),
@@ -113,11 +122,8 @@ impl Channel {
 
     /// Wakes a peer that sleeps at its ring, unless somebody sends just now.
     pub(super) fn rouse(&self) {
-        if let Some(out) = self.out.try_lock()
-            && out.broken.is_none()
-            && let Some(outlet) = &out.outlet
-        {
-            outlet.rouse(&self.socket);
+        if let Some(mut out) = self.out.try_lock() {
+            out.wake_by(|outlet| outlet.rouse(&self.socket));
         }
     }
 
@@ -463,7 +469,11 @@ impl Receiver {
                 None => self.0.ended.wait(&mut state),
                 Some(until) => {
                     self.0.ended.wait_until(&mut state, until.instant());
-                    state.is_left = state.is_running && until.has_passed();
+                    if state.is_running && until.has_passed() {
+                        state.is_left = true;
+                        // Others wait without a deadline.
+                        self.0.ended.notify_all();
+                    }
                 }
             }
         }
@@ -547,7 +557,9 @@ pub(crate) fn handle(
         Frame::Arrival { level, arrival } => events.arrived(peer, arrival, level),
         Frame::Message(bytes) if !reception.is_numbered() => events.message(peer, bytes),
         Frame::Progress { counter } => events.progress(peer, counter),
-        Frame::Bye => return Ok(Handled::Bye),
+        // Whoever refuses has ended within the greeting, when this side took itself for connected: it has stored
+        // nothing, and will not.
+        Frame::Bye | Frame::Refuse(_) => return Ok(Handled::Bye),
         frame => reception.frame(frame, reader)?,
     }
     Ok(Handled::Frame)
@@ -566,3 +578,7 @@ pub(crate) fn cause(end: Result<(), StreamEnd>) -> Cause {
 pub(crate) fn misplaced(frame: &Frame) -> StreamEnd {
     StreamEnd::Wire(wire::WireError::Misplaced(frame.kind()))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -230,7 +230,7 @@ impl<R: Reach> Shared<R> {
         let bounds = self.last_bounds();
         let end = loop {
             match reader.next(&self.line.channel.socket, bounds) {
-                Ok(Frame::Bye) => break Ok(()),
+                Ok(Frame::Bye | Frame::Refuse(_)) => break Ok(()),
                 Ok(_) => {}
                 Err(end) => break Err(end),
             }

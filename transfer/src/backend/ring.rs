@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use super::reader::Ahead;
 use super::socket::{Bounds, Socket, StreamEnd};
-use crate::agent::wire::WireError;
+use crate::agent::wire::{Header, Kind, WireError};
 use crate::attend::{ROUSED, Sleeper};
 use crate::mem::ring::{Corrupt, Inbox, Outbox, Taken};
 use crate::sync::AtomicU32;
@@ -84,10 +84,19 @@ impl Outlet {
     }
 
     /// Wakes the reader before anything is there for it.
-    pub(super) fn rouse(&self, socket: &Socket) {
-        if !self.is_on_socket && self.ring.may_sleep() {
-            // Whoever sends next hears what is wrong.
-            let _ = self.wake(socket);
+    pub(super) fn rouse(&self, socket: &Socket) -> Result<(), StreamEnd> {
+        match !self.is_on_socket && self.ring.may_sleep() {
+            true => self.wake(socket),
+            false => Ok(()),
+        }
+    }
+
+    /// Wakes the reader to answer a question, wherever it waits. Between two frames.
+    pub(super) fn ask(&self, socket: &Socket) -> Result<(), StreamEnd> {
+        match self.is_on_socket {
+            // It reads there, and looks for questions between two reads only.
+            true => wake_over(socket),
+            false => self.wake(socket),
         }
     }
 
@@ -99,13 +108,16 @@ impl Outlet {
                 self.ring.wake_attendant();
                 return Ok(());
             }
-            Some(Sleeper::Owner) => {}
+            Some(Sleeper::Owner) => wake_over(socket),
         }
-        match socket.send_some(&[WAKE]) {
-            // A full socket has something to read, and wakes as well.
-            Ok(_) | Err(Errno::AGAIN) => Ok(()),
-            Err(errno) => Err(StreamEnd::Io(errno)),
-        }
+    }
+}
+
+fn wake_over(socket: &Socket) -> Result<(), StreamEnd> {
+    match socket.send_some(&[WAKE]) {
+        // A full socket has something to read, and wakes as well.
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(StreamEnd::Io(errno)),
     }
 }
 
@@ -114,6 +126,8 @@ pub(super) struct Inlet {
     ring: Inbox,
     ahead: Ahead,
     is_on_socket: bool,
+    /// Something has come through the ring.
+    has_begun: bool,
     spin: Duration,
     /// The socket had something when it was asked last.
     is_readable: bool,
@@ -129,6 +143,7 @@ impl Inlet {
             ring,
             ahead: Ahead::new(),
             is_on_socket: false,
+            has_begun: false,
             spin: Duration::ZERO,
             is_readable: false,
             is_roused: false,
@@ -199,7 +214,11 @@ impl Inlet {
             }
             while beside.bytes().first() == Some(&WAKE) {
                 beside.consume(1);
-                self.is_roused = true;
+            }
+            if !self.has_begun && is_refusal(beside.bytes()) {
+                // The greeting ended there before it came to use the ring.
+                self.is_on_socket = true;
+                return Ok(true);
             }
             if !beside.bytes().is_empty() {
                 // The mark would lie in the ring by now.
@@ -224,8 +243,9 @@ impl Inlet {
                 self.is_roused = false;
             }
             Taken::Mark => self.is_on_socket = true,
-            Taken::Nothing => {}
+            Taken::Nothing => return Ok(taken),
         }
+        self.has_begun = true;
         Ok(taken)
     }
 
@@ -253,7 +273,7 @@ impl Inlet {
     pub(super) fn woken(&mut self, woken: Result<(), StreamEnd>) -> Result<(), StreamEnd> {
         self.ring.unpark();
         match woken {
-            Ok(()) => self.is_readable = true,
+            Ok(()) => (self.is_readable, self.is_roused) = (true, true),
             // What it put before its end is taken first.
             Err(StreamEnd::PeerDead) => self.end = Some(StreamEnd::PeerDead),
             Err(end) => return Err(end),
@@ -286,6 +306,21 @@ impl Inlet {
             true => self.spin.max(ROUSED),
             false => self.spin,
         }
+    }
+}
+
+/// Whether a frame begins there with which a peer refuses to greet.
+fn is_refusal(bytes: &[u8]) -> bool {
+    let header = bytes.first_chunk().map(Header::parse);
+    header.is_some_and(|header| header.is_ok_and(|header| header.kind == Kind::Refuse))
+}
+
+#[cfg(test)]
+impl Outlet {
+    /// As after frames that the ring did not take.
+    pub(super) fn go_on_socket(&mut self) {
+        self.ring.mark().unwrap_or_else(|_| panic!("a full ring"));
+        self.is_on_socket = true;
     }
 }
 
@@ -405,6 +440,31 @@ mod tests {
         );
     }
 
+    /// I-9: of a listener that stops within the greeting, when this side has begun to read its ring.
+    #[test]
+    fn a_refusal_is_heard_before_anything_came_through_the_ring() {
+        let refusal = wire::Refusal {
+            code: 3,
+            reason: "stopped".to_owned(),
+        };
+        let mut words = vec![WAKE];
+        wire::append_refuse(&mut words, &refusal);
+        let (here, _outlet, there, mut reader) = pair();
+        here.send_all(&words, soon()).unwrap();
+        assert_eq!(reader.next(&there, soon()), Ok(Frame::Refuse(refusal)));
+
+        let (here, mut outlet, there, mut reader) = pair();
+        send(&here, &mut outlet, b"first").unwrap();
+        here.send_all(&words, soon()).unwrap();
+        assert!(reader.next(&there, soon()).is_ok());
+        let corrupt = Err(StreamEnd::Wire(WireError::Ring));
+        assert_eq!(
+            reader.next(&there, soon()),
+            corrupt,
+            "it is past its greeting"
+        );
+    }
+
     /// I-6: an early wake is no frame, and takes none away.
     #[test]
     fn a_reader_that_is_woken_for_nothing_sleeps_again_and_hears_the_frame() {
@@ -415,7 +475,7 @@ mod tests {
                 assert!(!receiver.is_finished(), "wake {wake}");
                 thread::yield_now();
             }
-            outlet.rouse(&here);
+            outlet.rouse(&here).unwrap();
         }
         send(&here, &mut outlet, b"frame").unwrap();
         let frame = receiver.join().unwrap();
@@ -426,7 +486,7 @@ mod tests {
     fn an_awake_reader_costs_no_byte_on_the_socket() {
         let (here, mut outlet, there, mut reader) = pair();
         for number in 0..10 {
-            outlet.rouse(&here);
+            outlet.rouse(&here).unwrap();
             send(&here, &mut outlet, &message(number, 50)).unwrap();
             reader.next(&there, soon()).unwrap();
         }

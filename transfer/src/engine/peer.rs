@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::{
     agent::metadata::AgentMetadata,
     backend::{Access, Caps, Link, Quiesce},
+    deadline::Deadline,
     engine::{handle::Operation, notify, queue::Queue},
     error::{Cause, Error, ErrorKind},
     ids::{Incarnation, OpId, PeerId, PoolId, RegionId},
@@ -154,6 +155,18 @@ impl Peer {
             generation: region.generation,
             geometry: info.geometry,
         })
+    }
+
+    /// Ends the connection. Answers whether its receive thread has ended, and what is proven of the peer: nothing
+    /// (I-11) while that thread is inside of an event and may bring more.
+    pub(crate) fn close_within(&self, deadline: Deadline) -> (bool, Quiesce) {
+        match self.link.close_within(deadline) {
+            true => (true, self.link.quiesce()),
+            false => {
+                let reason = "a thread is inside of an event of the connection".to_owned();
+                (false, Quiesce::Unprovable(Cause::Transfer(reason)))
+            }
+        }
     }
 
     pub(crate) fn touch(&self) {

@@ -9,6 +9,7 @@ use crate::{
     agent::events::AgentEvent,
     backend::{Access, LinkEvents, Quiesce, ReadRequest, RemoteRun, Resolved},
     barrier::StageSel,
+    deadline::Deadline,
     engine::{
         Engine, EngineEvents, FlightLedger,
         flight::Flight,
@@ -24,6 +25,9 @@ use crate::{
     visibility::Visibility,
 };
 
+/// How long the receive thread of a connection that is given up may stay inside of an event, in milliseconds.
+const CLOSE_MS: u64 = 10_000;
+
 impl LinkEvents for EngineEvents {
     fn spin(&self) -> std::time::Duration {
         std::time::Duration::from_micros(self.0.config.spin_us)
@@ -38,8 +42,11 @@ impl LinkEvents for EngineEvents {
     }
 
     fn arrived(&self, peer: PeerId, arrival: Arrival, level: Visibility) {
-        self.0.touch(peer);
-        self.0.dispatch(peer, &arrival, level);
+        // Also of a receive thread that a shutdown has left behind: whoever is down is not heard any more.
+        match self.0.is_heard(peer) {
+            true => self.0.dispatch(peer, &arrival, level),
+            false => add(&self.0.counters.late_messages, 1),
+        }
     }
 
     fn message(&self, peer: PeerId, bytes: Bytes) {
@@ -131,6 +138,15 @@ impl LinkEvents for EngineEvents {
 }
 
 impl Engine {
+    /// Notes that something of a peer has come; `false` when the peer is down.
+    fn is_heard(&self, peer: PeerId) -> bool {
+        let Ok(peer) = self.peer(peer) else {
+            return false;
+        };
+        peer.touch();
+        !peer.is_down()
+    }
+
     fn touch(&self, peer: PeerId) {
         if let Ok(peer) = self.peer(peer) {
             peer.touch();
@@ -245,8 +261,8 @@ impl Engine {
 
     /// Ends a connection from this side.
     pub(super) fn fail_peer(&self, peer: &Arc<Peer>, cause: Cause) {
-        peer.link.close();
-        self.peer_down(peer, cause, peer.link.quiesce());
+        let (_has_ended, quiesce) = peer.close_within(Deadline::after_ms(CLOSE_MS));
+        self.peer_down(peer, cause, quiesce);
     }
 
     /// The connection has ended. The first report counts.

@@ -1,5 +1,6 @@
 //! The end of an agent: no admission, flights failed, queues drained, links closed, threads joined, all
-//! within one deadline; what stays in use is named.
+//! within one deadline, and a second more for each receive thread that is inside of a callback; what stays in use is
+//! named.
 
 use crate::{
     barrier::StageSel,
@@ -58,8 +59,9 @@ impl Engine {
                 }
             }
             let closed_by = Deadline::after(deadline.remaining() / 2);
-            stuck_threads += usize::from(!peer.link.close_within(closed_by));
-            self.peer_down(peer, Cause::Shutdown, peer.link.quiesce());
+            let (has_ended, quiesce) = peer.close_within(closed_by);
+            stuck_threads += usize::from(!has_ended);
+            self.peer_down(peer, Cause::Shutdown, quiesce);
         }
         // Listeners end behind the peers: until then one that is away may come back, and no greeting waits for the
         // place of a session that is over. Whoever is new meanwhile is turned away when it is attached.
