@@ -103,10 +103,10 @@ impl Outlet {
     /// Wakes the peer if it sleeps.
     pub(super) fn wake(&self, socket: &Socket) -> Result<(), StreamEnd> {
         match self.ring.must_wake() {
-            None => return Ok(()),
+            None => Ok(()),
             Some(Sleeper::Attendant) => {
                 self.ring.wake_attendant();
-                return Ok(());
+                Ok(())
             }
             Some(Sleeper::Owner) => wake_over(socket),
         }
