@@ -40,6 +40,19 @@ pub(crate) fn failed_names(output: &str) -> Vec<&str> {
         .collect()
 }
 
+/// What the failed tests printed: of each test program the part between its two lines `failures:`.
+pub(crate) fn failure_reports(output: &str) -> Vec<&str> {
+    let mut is_inside = false;
+    output
+        .lines()
+        .filter(|line| {
+            let is_border = *line == "failures:";
+            is_inside ^= is_border;
+            is_inside && !is_border && !line.trim().is_empty()
+        })
+        .collect()
+}
+
 /// The lines `contract BACKEND: N cases`; the harness may have begun a line of its own before one.
 pub(crate) fn contracts(output: &str) -> Vec<&str> {
     output
@@ -79,6 +92,19 @@ test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 3 filtered out; fini
     #[test]
     fn failed_tests_are_named() {
         assert_eq!(failed_names(SAMPLE), ["barrier::tests::open"]);
+    }
+
+    #[test]
+    fn what_failed_tests_printed_is_found_in_each_program() {
+        let one = "failures:\n\n---- a stdout ----\nthread 'a' panicked at x.rs:1:2:\nboom\n\n\nfailures:\n    a\n\n";
+        let output = format!("test a ... FAILED\n\n{one}test result: FAILED. 0 passed\n{one}");
+        let report = [
+            "---- a stdout ----",
+            "thread 'a' panicked at x.rs:1:2:",
+            "boom",
+        ];
+        assert_eq!(failure_reports(&output), [report, report].concat());
+        assert!(failure_reports(SAMPLE).is_empty());
     }
 
     #[test]

@@ -66,12 +66,18 @@ pub(crate) struct Suite {
 }
 
 /// All suites, in the order in which they run.
-pub(crate) const SUITES: [Suite; 13] = [
+pub(crate) const SUITES: [Suite; 14] = [
     Suite {
         name: "workspace",
         what: "unit and integration tests of every crate",
         needs: None,
         run: |workspace| cargo_test(workspace, "workspace", &["--workspace", "--tests"]),
+    },
+    Suite {
+        name: "features",
+        what: "what is behind a feature that needs nothing from outside",
+        needs: None,
+        run: behind_features,
     },
     Suite {
         name: "doc",
@@ -157,6 +163,22 @@ fn cargo_test(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Tally,
     )
 }
 
+/// The suite `workspace` builds no feature that a user has to ask for: the tests of these would be empty there.
+fn behind_features(workspace: &Workspace) -> Result<Tally, Failure> {
+    let packages = ["kvgate-transfer", "kvgate-kvcache", "kvgate-hicache"];
+    let features = [
+        "kvgate-transfer/metrics,kvgate-transfer/status,kvgate-transfer/fault-injection",
+        "kvgate-kvcache/fault-injection,kvgate-hicache/events,kvgate-hicache/metrics",
+    ];
+    let tests = ["metrics", "status", "faults", "events"];
+    let words = packages
+        .iter()
+        .flat_map(|name| ["-p", name])
+        .chain(features.iter().flat_map(|names| ["--features", names]))
+        .chain(tests.iter().flat_map(|name| ["--test", name]));
+    cargo_test(workspace, "features", &words.collect::<Vec<_>>())
+}
+
 /// Counts of a run of the test harness; a run that fails without a count is one failure.
 fn tally(done: &Finished) -> Result<Tally, Failure> {
     for line in libtest::contracts(&done.output) {
@@ -171,7 +193,10 @@ fn tally(done: &Finished) -> Result<Tally, Failure> {
         for name in libtest::failed_names(&done.output) {
             eprintln!("failed: {name}");
         }
-        done.show_tail(80);
+        for line in libtest::failure_reports(&done.output) {
+            eprintln!("     {line}");
+        }
+        done.show_tail(40);
     }
     Ok(Tally::Ran {
         passed: counts.passed,

@@ -38,6 +38,8 @@ const GROUPS: [Group; 6] = [
             "kvgate-transfer/sim,kvgate-transfer/metrics,kvgate-transfer/status",
             "--features",
             "kvgate-transfer/tracing,kvgate-transfer/bare,kvgate-transfer/one-sided",
+            "--features",
+            "kvgate-hicache/events,kvgate-hicache/metrics",
         ],
     },
     Group {
