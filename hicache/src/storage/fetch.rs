@@ -9,7 +9,7 @@ use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 
 use super::stack::{PrefetchPolicy, Shared};
-use super::{Claims, FetchCounts, rows};
+use super::{Claims, FetchCounts, contained, rows};
 use crate::record::{RecordId, RecordKind, RecordShape, Verified, Wanted};
 use crate::tier::Presence;
 
@@ -152,7 +152,8 @@ fn deadline_of(shared: &Shared, token_count: usize) -> Deadline {
 pub(super) fn work(shared: &Shared) {
     let mut payload = Vec::new();
     while let Some((job, running)) = shared.fetches.pop() {
-        let outcome = fetch(shared, &job, &mut payload);
+        let outcome = contained(|| fetch(shared, &job, &mut payload));
+        let outcome = outcome.unwrap_or(Err(Nothing::Failed));
         count(&mut shared.counts.lock().fetches, &outcome);
         finish(shared, &job, outcome.map_or(0, |(tokens, _)| tokens));
         drop(running);

@@ -10,7 +10,8 @@
 //! not at all: where a record turns out to be missing, the prefix is the one that ends before it, if one does
 //! (I-22). A deadline ends a wait, never a read; the slots are kept until the read is over.
 //!
-//! An error of a tier is a miss with a cause. It is never an error of a request, and never a hit.
+//! An error of a tier is a miss with a cause. It is never an error of a request, and never a hit. A tier that panics
+//! has failed in the same way: what was begun ends, and its worker goes on.
 //!
 //! No call here talks to another rank or waits for one.
 
@@ -37,3 +38,10 @@ pub use fetch::Fetch;
 pub(crate) use stack::Storage;
 #[cfg(not(kv_loom))]
 pub use stack::{Place, PrefetchPolicy, StorageConfig, StorageEnd, StorageTier, WritePolicy};
+
+/// Runs what calls into tiers, which may be the code of others: `None` when it panicked. Slots, claims and pins have
+/// been given back by then, as on any way out.
+#[cfg(not(kv_loom))]
+fn contained<T>(work: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).ok()
+}

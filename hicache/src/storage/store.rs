@@ -4,8 +4,8 @@ use kvgate_kvcache::identity::BlockKey;
 use kvgate_kvcache::schema::PAGE_TOKENS;
 use kvgate_transfer::Deadline;
 
-use super::rows;
 use super::stack::Shared;
+use super::{contained, rows};
 use crate::error::{Error, ErrorKind};
 use crate::host::HostLease;
 use crate::record::{Record, RecordId, RecordKind, RecordShape};
@@ -25,7 +25,7 @@ pub(super) struct StoreJob {
 pub(super) fn work(shared: &Shared) {
     let mut payload = Vec::new();
     while let Some((job, running)) = shared.stores.pop() {
-        let is_complete = store(shared, &job, &mut payload);
+        let is_complete = contained(|| store(shared, &job, &mut payload)).unwrap_or(false);
         let mut counts = shared.counts.lock();
         match is_complete {
             true => counts.stores.complete += 1,

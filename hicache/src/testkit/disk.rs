@@ -71,6 +71,16 @@ struct Inner {
     short_io: bool,
     undeletable: Option<String>,
     is_gone: bool,
+    is_read_only: bool,
+}
+
+impl Inner {
+    fn check_writable(&self) -> io::Result<()> {
+        match self.is_read_only {
+            true => Err(error(io::ErrorKind::ReadOnlyFilesystem)),
+            false => Ok(()),
+        }
+    }
 }
 
 /// A disk in memory. Clones are the same disk.
@@ -227,6 +237,11 @@ impl SimDisk {
     pub fn set_gone(&self, is_gone: bool) {
         self.0.lock().is_gone = is_gone;
     }
+
+    /// Whether the file system takes no change.
+    pub fn set_read_only(&self, is_read_only: bool) {
+        self.0.lock().is_read_only = is_read_only;
+    }
 }
 
 fn apply_name(names: &mut BTreeMap<String, usize>, step: &Step) {
@@ -380,6 +395,7 @@ impl MediumFile for SimFile {
 
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<usize> {
         let mut inner = self.disk.0.lock();
+        inner.check_writable()?;
         spend(&mut inner.failing_writes)?;
         count_down(&mut inner.countdown[0])?;
         let at = offset_bytes as usize;
@@ -422,6 +438,7 @@ impl MediumFile for SimFile {
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
+        inner.check_writable()?;
         spend(&mut inner.failing_cuts)?;
         let bytes = bytes as usize;
         inner.contents[self.file].resize(bytes, 0);
@@ -461,6 +478,7 @@ impl Medium for SimDisk {
         if inner.is_gone {
             return Err(error(io::ErrorKind::NotFound));
         }
+        inner.check_writable()?;
         if inner.names.contains_key(name) {
             return Err(error(io::ErrorKind::AlreadyExists));
         }
@@ -486,6 +504,7 @@ impl Medium for SimDisk {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut inner = self.0.lock();
+        inner.check_writable()?;
         if !inner.names.contains_key(name) || inner.is_gone {
             return Err(error(io::ErrorKind::NotFound));
         }
@@ -501,6 +520,7 @@ impl Medium for SimDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut inner = self.0.lock();
+        inner.check_writable()?;
         if !inner.names.contains_key(from) {
             return Err(error(io::ErrorKind::NotFound));
         }

@@ -14,21 +14,31 @@ use crate::tier::{Presence, Stored, Tier, TierStats};
 #[derive(Debug)]
 pub struct Faulty<T> {
     tier: T,
-    fail_every: u64,
-    latency_ms: u64,
+    fail_every: AtomicU64,
+    latency_ms: AtomicU64,
     calls: AtomicU64,
 }
 
 impl<T: Tier> Faulty<T> {
     /// Every `fail_every`-th call fails (0: none); each takes `latency_ms`.
     pub fn new(tier: T, fail_every: u64, latency_ms: u64) -> Faulty<T> {
-        let calls = AtomicU64::new(0);
         Faulty {
             tier,
-            fail_every,
-            latency_ms,
-            calls,
+            fail_every: AtomicU64::new(fail_every),
+            latency_ms: AtomicU64::new(latency_ms),
+            calls: AtomicU64::new(0),
         }
+    }
+
+    /// The same from now on: every `fail_every`-th call fails (0: none); each takes `latency_ms`.
+    pub fn set(&self, fail_every: u64, latency_ms: u64) {
+        self.fail_every.store(fail_every, Relaxed);
+        self.latency_ms.store(latency_ms, Relaxed);
+    }
+
+    /// Takes the tier out.
+    pub fn into_inner(self) -> T {
+        self.tier
     }
 
     /// The tier inside.
@@ -39,10 +49,11 @@ impl<T: Tier> Faulty<T> {
     fn fault(&self, deadline: Deadline) -> Option<Miss> {
         let call = self.calls.fetch_add(1, Relaxed) + 1;
         let deadline_ms = deadline.allowed_ms();
-        if self.latency_ms > deadline_ms {
+        if self.latency_ms.load(Relaxed) > deadline_ms {
             return Some(Miss::Late { deadline_ms });
         }
-        let fails = self.fail_every > 0 && call.is_multiple_of(self.fail_every);
+        let fail_every = self.fail_every.load(Relaxed);
+        let fails = fail_every > 0 && call.is_multiple_of(fail_every);
         fails.then(|| Miss::Unavailable {
             reason: format!("call {call} fails"),
         })

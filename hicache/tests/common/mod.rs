@@ -109,6 +109,15 @@ impl World {
         self.cache.settle();
     }
 
+    /// The same of the moves between device pool and host tier alone.
+    pub fn run_moves(&self) {
+        match &self.net {
+            Some(net) => net.run_until_idle(),
+            None => assert!(self.cache.wait_moves(patience())),
+        }
+        self.cache.settle();
+    }
+
     pub fn step(&self, count: u32) {
         for _ in 0..count {
             self.net.as_ref().unwrap().step();
@@ -197,7 +206,7 @@ impl World {
 }
 
 /// The image of one row: different for every pool, entry and conversation.
-fn image(row: &ComponentRow, entry: u32, number: u32, len: usize) -> Vec<u8> {
+pub fn image(row: &ComponentRow, entry: u32, number: u32, len: usize) -> Vec<u8> {
     let start = number.wrapping_mul(101) ^ row.pool.0.wrapping_mul(31) ^ entry.wrapping_mul(7);
     (0..len)
         .map(|byte| (start as usize + byte * 3) as u8)

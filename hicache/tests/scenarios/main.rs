@@ -13,4 +13,6 @@ mod dev_02;
 mod dev_06;
 mod dev_07;
 mod dev_08;
+mod dev_11;
 mod dev_13;
+mod dev_14;
