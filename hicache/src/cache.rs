@@ -8,7 +8,7 @@ use kvgate_kvcache::{CacheSchema, ComponentRow, Hit, PrefixLease};
 use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{Cause, Deadline, Epoch, PeerId, StageId};
 
-use crate::flight::{Begun, Ends, Move, Progress, TIER_EPOCHS, backup, given_up, loadback};
+use crate::flight::{Begun, Ends, Move, Poster, Progress, TIER_EPOCHS, backup, given_up, loadback};
 use crate::host::pin;
 use crate::side::{Side, tokens_of};
 
@@ -103,6 +103,8 @@ pub struct Hicache {
     /// Ends first: its workers use the host tier. `None` without storage tiers, and after the shutdown.
     #[cfg(not(kv_loom))]
     storage: Mutex<Option<Arc<Storage>>>,
+    /// Ends before the two sides do.
+    poster: Poster,
     device: Side,
     host: Arc<Side>,
     /// The host tier, as the device agent knows it.
@@ -141,6 +143,7 @@ impl Hicache {
         Ok(Hicache {
             #[cfg(not(kv_loom))]
             storage: Mutex::new(None),
+            poster: Poster::start(),
             device,
             host: Arc::new(host),
             to_host,
@@ -237,6 +240,7 @@ impl Hicache {
             into: &self.device,
             to_into: self.to_device,
             to_from: self.to_host,
+            poster: &self.poster,
         };
         let begun = loadback::start(ends, prefix, pin, self.next_epoch());
         let mut state = self.state.lock();
@@ -270,6 +274,7 @@ impl Hicache {
             into: &self.host,
             to_into: self.to_host,
             to_from: self.to_device,
+            poster: &self.poster,
         };
         let begun = backup::start(ends, tokens, self.next_epoch());
         let mut state = self.state.lock();
@@ -333,6 +338,17 @@ impl Hicache {
         is_still
     }
 
+    /// Blocks until every layer of every move that was begun has been posted: what is left is up to the transfer engine.
+    /// `false` at the deadline, which changes nothing.
+    pub fn wait_posted(&self, deadline: Deadline) -> bool {
+        let awaited: Vec<_> = {
+            let state = self.state.lock();
+            let moves = state.backups.iter().chain(&state.loads);
+            moves.map(|begun| begun.awaited().1).collect()
+        };
+        awaited.iter().all(|posts| posts.wait_over(deadline))
+    }
+
     /// Blocks until no move between device pool and host tier is under way. `false` at the deadline, which changes
     /// nothing.
     pub fn wait_moves(&self, deadline: Deadline) -> bool {
@@ -346,8 +362,9 @@ impl Hicache {
                 let moves = state.backups.iter().chain(&state.loads);
                 moves.map(Move::awaited).collect()
             };
-            for (gates, handles) in awaited {
-                for handle in handles {
+            for (gates, posts) in awaited {
+                let _posted_or_late = posts.wait_over(deadline);
+                for handle in posts.so_far() {
                     let _ended_or_late = handle.wait(deadline);
                 }
                 let stages = gates

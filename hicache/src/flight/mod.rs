@@ -9,16 +9,21 @@
 
 pub(crate) mod backup;
 pub(crate) mod loadback;
+mod poster;
+mod posts;
 
-use kvgate_kvcache::canary::VerifyMode;
 use kvgate_kvcache::{
-    DrainingFlight, Hit, InFlight, PostTarget, PrefixLease, Room, TransferPlan, WriterLayers,
+    DrainingFlight, Hit, InFlight, LayerId, PrefixLease, Room, TransferPlan, WriterLayers,
 };
 use kvgate_transfer::sync::Arc;
 use kvgate_transfer::{
-    Barrier, Cause, Deadline, Epoch, Op, PeerId, PostOptions, Priority, Side as Whose, StageId,
-    StageState, Status, TransferHandle, WriterRank,
+    Barrier, Cause, Epoch, PeerId, Priority, Side as Whose, StageId, StageState, Status,
+    TransferHandle, WriterRank,
 };
+
+use poster::PostJob;
+pub(crate) use poster::Poster;
+pub use posts::Posts;
 
 use crate::side::Side;
 
@@ -36,6 +41,7 @@ pub(crate) struct Ends<'a> {
     pub(crate) to_into: PeerId,
     /// The sending side, as the receiving one knows it.
     pub(crate) to_from: PeerId,
+    pub(crate) poster: &'a Poster,
 }
 
 /// What became of an attempt to begin a move.
@@ -55,7 +61,7 @@ pub(crate) enum Begun {
 pub(crate) struct Move {
     tokens: Vec<u32>,
     to_from: PeerId,
-    handles: Vec<Arc<TransferHandle>>,
+    posts: Arc<Posts<TransferHandle>>,
     state: State,
 }
 
@@ -128,19 +134,53 @@ pub(crate) fn begin(
             return Err(error);
         }
     }
-    let mut handles = Vec::new();
-    let posted = post(ends, &plan, pin, &flight, priority, &mut handles);
+    let posts = Arc::new(Posts::new());
+    let posted = post(ends, plan, pin, &flight, priority, &posts);
     let mut begun = Move {
         tokens: tokens.to_vec(),
         to_from: ends.to_from,
-        handles,
+        posts,
         state: State::Flying(Some(flight)),
     };
     if let Err(error) = posted {
+        let cause = Cause::Transfer(error.to_string());
+        begun.posts.finish(Err(cause.clone()));
         // What was posted may still land: the slots wait for it like those of any move that failed.
-        begun.fail(Cause::Transfer(error.to_string()));
+        begun.fail(cause);
     }
     Ok(Begun::Started(begun))
+}
+
+/// Posts the first layer of a prefix, and has the others posted behind it, in order: the first one can be read while the
+/// others are still coming, and whoever asked for the prefix does not wait for them.
+fn post(
+    ends: Ends<'_>,
+    plan: TransferPlan,
+    pin: &Arc<PrefixLease>,
+    flight: &InFlight,
+    priority: Priority,
+    posts: &Arc<Posts<TransferHandle>>,
+) -> Result<(), kvgate_kvcache::Error> {
+    let closed = || kvgate_transfer::Error::from(kvgate_transfer::ErrorKind::Closed);
+    let (incarnation, remote_pools) = ends.from.knows(ends.to_into).ok_or_else(closed)?;
+    let mut job = PostJob {
+        agent: ends.from.agent().clone(),
+        pools: ends.from.pools().clone(),
+        plan,
+        pin: Arc::clone(pin),
+        to: ends.to_into,
+        incarnation,
+        remote_pools,
+        table: flight.block_table().clone(),
+        barrier: Arc::clone(flight.barrier()),
+        room: flight.room(),
+        priority,
+        posts: Arc::clone(posts),
+        next: LayerId(0),
+    };
+    job.step()?;
+    ends.poster.post(job);
+    Ok(())
 }
 
 /// Ends a flight of which nothing was posted: its one writer is this process, which says so.
@@ -148,44 +188,6 @@ fn discard(flight: InFlight, writer: PeerId) {
     let mut draining = flight.abort(given_up("another move brings the same prefix"));
     let _is_its_writer = draining.writer_answered(writer, WRITER);
     let _is_free = draining.poll();
-}
-
-/// Posts every layer of a prefix, in order: the first one can be read while the others are still coming.
-fn post(
-    ends: Ends<'_>,
-    plan: &TransferPlan,
-    pin: &Arc<PrefixLease>,
-    flight: &InFlight,
-    priority: Priority,
-    handles: &mut Vec<Arc<TransferHandle>>,
-) -> Result<(), kvgate_kvcache::Error> {
-    let (agent, pools) = (ends.from.agent(), ends.from.pools());
-    let closed = || kvgate_transfer::Error::from(kvgate_transfer::ErrorKind::Closed);
-    let (incarnation, remote_pools) = ends.from.knows(ends.to_into).ok_or_else(closed)?;
-    let target = PostTarget {
-        incarnation,
-        pools: &remote_pools,
-        table: flight.block_table(),
-        epoch: flight.barrier().epoch(),
-        room: flight.room(),
-        verify: VerifyMode::Off,
-    };
-    for layer in pools.schema().layers() {
-        // The source is ready; its gate is asked all the same, it is what gives the witness.
-        let piece = plan.post_prefix(pools, pin, layer, Deadline::after_ms(0), &target)?;
-        let (here, there) = piece.descriptors();
-        let transfer = agent.prepare(Op::Write, &here, &there, ends.to_into)?;
-        let options = PostOptions {
-            arrival: Some(piece.arrival),
-            // The pin moves into the operation and ends when that is terminal (I-13).
-            keepalive: Some(Box::new(piece.keepalive)),
-            priority,
-            ..PostOptions::default()
-        };
-        let posted = agent.post(&transfer, piece.source, options);
-        handles.push(Arc::new(posted.map_err(|refused| refused.error)?));
-    }
-    Ok(())
 }
 
 impl Move {
@@ -199,13 +201,13 @@ impl Move {
         matches!(self.state, State::Flying(_))
     }
 
-    /// What it waits for: its gates, and the ends of its operations.
-    pub(crate) fn awaited(&self) -> (Option<Arc<Barrier>>, Vec<Arc<TransferHandle>>) {
+    /// What it waits for: its gates, its posts, and the ends of these.
+    pub(crate) fn awaited(&self) -> (Option<Arc<Barrier>>, Arc<Posts<TransferHandle>>) {
         let gates = match &self.state {
             State::Flying(flight) => flight.as_ref().map(|flight| flight.barrier().clone()),
             State::Draining(_) => None,
         };
-        (gates, self.handles.clone())
+        (gates, Arc::clone(&self.posts))
     }
 
     /// Brings it up to date.
@@ -215,8 +217,14 @@ impl Move {
                 let Some(mut draining) = slot.take() else {
                     return Progress::Over;
                 };
+                // What is still to be posted may write the slots as well.
+                if !self.posts.is_over() {
+                    *slot = Some(draining);
+                    return Progress::UnderWay;
+                }
+                let handles = self.posts.so_far();
                 let count = |wanted: fn(&Status) -> bool| {
-                    let statuses = self.handles.iter().map(|handle| handle.status());
+                    let statuses = handles.iter().map(|handle| handle.status());
                     statuses.filter(wanted).count()
                 };
                 let open = count(|status| matches!(status, Status::InFlight));
@@ -240,7 +248,7 @@ impl Move {
                 Progress::Over
             }
             State::Flying(flight) => {
-                match flight.as_ref().map(|flight| failure(flight, &self.handles)) {
+                match flight.as_ref().map(|flight| failure(flight, &self.posts)) {
                     Some(Ok(true)) => {
                         // The tree takes over what has landed before the flight gives it up.
                         into.tree().settle();
@@ -264,16 +272,20 @@ impl Move {
         if let State::Flying(flight) = &mut self.state
             && let Some(flight) = flight.take()
         {
-            self.handles.iter().for_each(|handle| handle.cancel());
+            let posted = self.posts.stop();
+            posted.iter().for_each(|handle| handle.cancel());
             self.state = State::Draining(Some(flight.abort(cause)));
         }
     }
 }
 
 /// Whether everything has landed, or why it never will.
-fn failure(flight: &InFlight, handles: &[Arc<TransferHandle>]) -> Result<bool, Cause> {
+fn failure(flight: &InFlight, posts: &Posts<TransferHandle>) -> Result<bool, Cause> {
     let barrier = flight.barrier();
-    let mut has_landed = true;
+    let mut has_landed = posts.is_over();
+    if let Some(cause) = posts.failure() {
+        return Err(cause);
+    }
     for stage in 0..barrier.stage_count() {
         match barrier.check(StageId(stage as u16)) {
             StageState::Ready => {}
@@ -281,7 +293,7 @@ fn failure(flight: &InFlight, handles: &[Arc<TransferHandle>]) -> Result<bool, C
             StageState::NotArmed | StageState::Pending { .. } => has_landed = false,
         }
     }
-    for handle in handles {
+    for handle in posts.so_far() {
         match handle.status() {
             Status::Failed(error) => return Err(Cause::Transfer(error.to_string())),
             Status::Unknown(cause) => return Err(cause),

@@ -4,10 +4,11 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, fadvise};
+use kvgate_transfer::sync::{Arc, Mutex};
+use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2};
 
 /// Name of the file that is locked while a log is open.
@@ -20,6 +21,24 @@ pub trait MediumFile: Send + Sync {
     /// # Errors
     /// What the device answers.
     fn read_at(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
+
+    /// Whether what lies at a place comes without a wait for the device. A guess: it changes how a place is read, not
+    /// what is read there.
+    fn is_at_hand(&self, offset_bytes: u64) -> bool {
+        let _everything_is = offset_bytes;
+        true
+    }
+
+    /// Reads at a place straight into `into`, and leaves nothing of it in the memory of the system: what is read once
+    /// and kept elsewhere needs no second place there. The place, the length and the address of `into` are multiples
+    /// of 4,096. Fewer bytes than asked for are normal.
+    ///
+    /// # Errors
+    /// `Unsupported`, and what the device answers; [`MediumFile::read_at`] may read the place all the same.
+    fn read_direct(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let _not_read = (into, offset_bytes);
+        Err(io::Error::from(io::ErrorKind::Unsupported))
+    }
 
     /// Says that so many bytes from there on are about to be read, in order, so that they can be on their way before
     /// they are asked for. Changes nothing else.
@@ -136,36 +155,95 @@ impl Directory {
     }
 }
 
-impl MediumFile for File {
-    fn read_at(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
-        FileExt::read_at(self, into, offset_bytes)
+/// A file of a [`Directory`].
+struct DirectoryFile {
+    file: File,
+    path: PathBuf,
+    direct: Mutex<Direct>,
+}
+
+/// The same file, opened to be read past the page cache.
+enum Direct {
+    /// When that is done for the first time.
+    NotYet,
+    Open(Arc<File>),
+    /// The file system does not do it.
+    Refused,
+}
+
+impl DirectoryFile {
+    /// Records are read in any order, and it is known how long each is: the kernel reads nothing ahead but what
+    /// [`MediumFile::will_read`] says.
+    fn open(options: &OpenOptions, path: PathBuf) -> io::Result<DirectoryFile> {
+        let file = options.open(&path)?;
+        // A hint: without it more is read than is needed.
+        let _is_taken = fadvise(&file, 0, None, Advice::Random);
+        Ok(DirectoryFile {
+            file,
+            path,
+            direct: Mutex::new(Direct::NotYet),
+        })
     }
 
-    fn will_read(&self, offset_bytes: u64, bytes: u64) {
-        // What is in the page cache already needs nothing, and asking for all of it costs more than a look at its start.
+    fn direct(&self) -> Option<Arc<File>> {
+        let mut direct = self.direct.lock();
+        if let Direct::NotYet = *direct {
+            let mut options = OpenOptions::new();
+            options.read(true);
+            options.custom_flags(OFlags::DIRECT.bits() as i32);
+            let opened = options.open(&self.path);
+            *direct = opened.map_or(Direct::Refused, |file| Direct::Open(Arc::new(file)));
+        }
+        match &*direct {
+            Direct::Open(file) => Some(Arc::clone(file)),
+            Direct::NotYet | Direct::Refused => None,
+        }
+    }
+}
+
+impl MediumFile for DirectoryFile {
+    fn read_at(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        FileExt::read_at(&self.file, into, offset_bytes)
+    }
+
+    fn is_at_hand(&self, offset_bytes: u64) -> bool {
         let mut first = [0];
         let into = &mut [io::IoSliceMut::new(&mut first)];
-        let looked = preadv2(self, into, offset_bytes, ReadWriteFlags::NOWAIT);
-        if !matches!(looked, Ok(1)) {
-            // A hint: without it the read only takes longer.
-            let _is_taken = fadvise(self, offset_bytes, NonZeroU64::new(bytes), Advice::WillNeed);
+        let looked = preadv2(&self.file, into, offset_bytes, ReadWriteFlags::NOWAIT);
+        matches!(looked, Ok(1))
+    }
+
+    fn read_direct(&self, into: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        match self.direct() {
+            Some(file) => FileExt::read_at(&*file, into, offset_bytes),
+            None => Err(io::Error::from(io::ErrorKind::Unsupported)),
         }
     }
 
+    fn will_read(&self, offset_bytes: u64, bytes: u64) {
+        // A hint: without it the read only takes longer.
+        let _is_taken = fadvise(
+            &self.file,
+            offset_bytes,
+            NonZeroU64::new(bytes),
+            Advice::WillNeed,
+        );
+    }
+
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<usize> {
-        FileExt::write_at(self, bytes, offset_bytes)
+        FileExt::write_at(&self.file, bytes, offset_bytes)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        File::sync_data(self)
+        self.file.sync_data()
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        File::set_len(self, bytes)
+        self.file.set_len(bytes)
     }
 }
 
@@ -187,17 +265,15 @@ impl Medium for Directory {
     fn create(&self, name: &str) -> io::Result<Box<dyn MediumFile>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true);
-        Ok(Box::new(read_by_record(
-            options.open(self.path.join(name))?,
-        )))
+        let file = DirectoryFile::open(&options, self.path.join(name))?;
+        Ok(Box::new(file))
     }
 
     fn open(&self, name: &str, is_writable: bool) -> io::Result<Box<dyn MediumFile>> {
         let mut options = OpenOptions::new();
         options.read(true).write(is_writable);
-        Ok(Box::new(read_by_record(
-            options.open(self.path.join(name))?,
-        )))
+        let file = DirectoryFile::open(&options, self.path.join(name))?;
+        Ok(Box::new(file))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -227,14 +303,6 @@ impl Medium for Directory {
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
-}
-
-/// Records are read in any order, and it is known how long each is: the kernel reads nothing ahead but what
-/// [`MediumFile::will_read`] says.
-fn read_by_record(file: File) -> File {
-    // A hint: without it more is read than is needed.
-    let _is_taken = fadvise(&file, 0, None, Advice::Random);
-    file
 }
 
 /// A reader of a directory in which nobody can lock anything.

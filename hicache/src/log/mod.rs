@@ -15,9 +15,10 @@
 //!
 //! **What is protected by what.** One mutex guards the index, the list of segments and the queue; no input
 //! or output happens under it. The right to append is a value (`Writer`) that the leader of a group
-//! takes out. **Lock order.** It is the only lock.
+//! takes out. **Lock order.** The only other lock, that of the buffers for direct reads, is a leaf.
 
 mod append;
+mod direct;
 mod list;
 mod manifest;
 mod medium;
@@ -30,6 +31,7 @@ mod verify;
 mod writer;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use kvgate_transfer::sync::{Arc, AtomicU64, Condvar, Mutex};
@@ -47,6 +49,7 @@ pub use verify::{Finding, VerifyReport, verify};
 use crate::error::{Error, ErrorKind};
 use crate::miss::Miss;
 use crate::record::{Intake, PAGE_BYTES, RecordId, Verified, Wanted};
+use direct::{DIRECT_BYTES, PageBuffers};
 use state::State;
 
 /// Bytes that are read at once.
@@ -130,6 +133,7 @@ pub struct SegmentLog {
     next_sequence: AtomicU64,
     /// Bytes of files that are gone by name and still read by somebody.
     held_bytes: Arc<AtomicU64>,
+    buffers: PageBuffers,
     _lock: Option<Box<dyn MediumLock>>,
 }
 
@@ -180,6 +184,7 @@ impl SegmentLog {
         let (segment, place) = found.ok_or(Miss::Absent)?;
         let outcome = read_record(
             &segment,
+            &self.buffers,
             place.offset_bytes(),
             place.record_bytes(),
             wanted,
@@ -237,6 +242,7 @@ impl SegmentLog {
 /// The read itself, without any lock.
 fn read_record<'b>(
     segment: &state::Segment,
+    buffers: &PageBuffers,
     offset_bytes: u64,
     record_bytes: u64,
     wanted: Wanted<'_>,
@@ -249,8 +255,14 @@ fn read_record<'b>(
             reason: format!("{record_bytes} bytes, expected {}", intake.record_bytes()),
         });
     }
-    segment.file.will_read(offset_bytes, record_bytes);
+    let end_bytes = offset_bytes + record_bytes;
     let mut at = offset_bytes;
+    if !segment.file.is_at_hand(at) {
+        at = read_past_cache(&*segment.file, buffers, at..end_bytes, &mut intake)?;
+        if at < end_bytes {
+            segment.file.will_read(at, end_bytes - at);
+        }
+    }
     loop {
         let space = intake.space(READ_BYTES);
         if space.is_empty() {
@@ -266,6 +278,29 @@ fn read_record<'b>(
         intake.filled(count)?;
         at += count as u64;
     }
+}
+
+/// Reads a record, or its beginning, past the page cache. Answers up to where that went; the rest of it is to be read in
+/// the other way, and an error of the device is told there.
+fn read_past_cache(
+    file: &dyn MediumFile,
+    buffers: &PageBuffers,
+    range: Range<u64>,
+    intake: &mut Intake<'_, '_>,
+) -> Result<u64, Miss> {
+    let mut at = range.start;
+    let most = (range.end - at).min(DIRECT_BYTES as u64) as usize;
+    buffers.with(most, |buffer| {
+        while at < range.end {
+            let into = buffer.first(most.min((range.end - at) as usize));
+            if file.read_direct(into, at).ok() != Some(into.len()) {
+                break;
+            }
+            intake.feed(into)?;
+            at += into.len() as u64;
+        }
+        Ok(at)
+    })
 }
 
 impl fmt::Debug for SegmentLog {

@@ -6,6 +6,7 @@ use std::io;
 use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::{Arc, AtomicU64, Condvar, Mutex};
 
+use super::direct::PageBuffers;
 use super::manifest::{
     MANIFEST_DRAFT_NAME, MANIFEST_NAME, Manifest, ManifestSegment, remove_if_there,
 };
@@ -484,6 +485,7 @@ impl Loader<'_> {
             turn: Condvar::new(),
             next_sequence: AtomicU64::new(self.next_sequence),
             held_bytes: self.held_bytes,
+            buffers: PageBuffers::default(),
             _lock: lock,
         }
     }

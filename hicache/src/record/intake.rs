@@ -297,15 +297,27 @@ impl<'w, 'b> Intake<'w, 'b> {
     ) -> Result<Verified<'b>, Miss> {
         let mut intake = Intake::new(wanted, into);
         intake.check_length(record.len() as u64)?;
-        let mut rest = record;
-        while !rest.is_empty() {
-            let space = intake.space(super::crc::PIECE_BYTES);
-            let bytes = space.len();
-            let (piece, behind) = rest.split_at(bytes);
-            space.copy_from_slice(piece);
-            rest = behind;
-            intake.filled(bytes)?;
-        }
+        intake.feed(record)?;
         intake.finish()
+    }
+
+    /// Takes the next bytes of the record from memory and verifies them while they are in the cache.
+    ///
+    /// # Errors
+    /// What is wrong with the record.
+    ///
+    /// # Panics
+    /// If they are more than the record has left.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), Miss> {
+        while !bytes.is_empty() {
+            let space = self.space(super::crc::PIECE_BYTES.min(bytes.len()));
+            let count = space.len();
+            assert!(count > 0, "more bytes than there was space for");
+            let (piece, behind) = bytes.split_at(count);
+            space.copy_from_slice(piece);
+            bytes = behind;
+            self.filled(count)?;
+        }
+        Ok(())
     }
 }

@@ -103,7 +103,10 @@ impl World {
     /// Lets everything happen that is under way, and takes note of it.
     pub fn run(&self) {
         match &self.net {
-            Some(net) => net.run_until_idle(),
+            Some(net) => {
+                assert!(self.cache.wait_posted(patience()));
+                net.run_until_idle();
+            }
             None => assert!(self.cache.wait(patience())),
         }
         self.cache.settle();
@@ -119,6 +122,7 @@ impl World {
     }
 
     pub fn step(&self, count: u32) {
+        assert!(self.cache.wait_posted(patience()));
         for _ in 0..count {
             self.net.as_ref().unwrap().step();
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use kvgate_transfer::sync::{AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{Arrival, ArrivalSink, PeerId};
 
-use super::{Provenance, page_checksum};
+use super::{LiveRows, Provenance, page_checksum};
 use crate::block_table::BlockTable;
 use crate::ids::{LayerId, Room};
 use crate::pool::PoolSet;
@@ -175,6 +175,7 @@ impl ProvenanceTable {
             return Vec::new();
         }
         let mut violations = Vec::new();
+        let mut bytes = LiveRows::default();
         for row in rows {
             for live in pools.schema().live_pages(row, prompt_tokens) {
                 self.checked.fetch_add(1, Ordering::Relaxed);
@@ -185,13 +186,18 @@ impl ProvenanceTable {
                     row,
                     live,
                 };
-                violations.extend(self.violation_of(&page, mode));
+                violations.extend(self.violation_of(&page, mode, &mut bytes));
             }
         }
         violations
     }
 
-    fn violation_of(&self, page: &Page<'_>, mode: VerifyMode) -> Option<Violation> {
+    fn violation_of(
+        &self,
+        page: &Page<'_>,
+        mode: VerifyMode,
+        bytes: &mut LiveRows,
+    ) -> Option<Violation> {
         let (number, generation) = (page.number(), page.generation());
         let violation = |kind, expected: String, found: String| Violation {
             component: page.row.component,
@@ -232,6 +238,7 @@ impl ProvenanceTable {
             page.table,
             page.prompt_tokens,
             &page.live,
+            bytes,
         );
         (checksum != record.checksum).then(|| {
             let hex = |crc: u32| format!("{crc:08x}");
