@@ -135,6 +135,23 @@ fn errors_and_short_transfers_are_misses_or_nothing() {
     assert_eq!((log.stats().misses_of("io"), log.stats().hit_count), (1, 5));
 }
 
+/// Segments that were left without an index have gone since: nothing is kept free for their indexes.
+#[test]
+fn syncs_that_fail_again_and_again_cost_no_capacity() {
+    let (sample, disk) = (Sample::small(4), SimDisk::new());
+    let log = open(&disk);
+    for _ in 0..60 {
+        put(&log, &sample, 0).unwrap();
+        disk.fail(0, 1, 0);
+        put(&log, &sample, 1).unwrap_err();
+        log.prune(0, soon()).unwrap();
+    }
+    let found = (0..4).map(|k| put(&log, &sample, k).map(drop));
+    let found: Result<Vec<()>, Error> = found.collect();
+    assert!(found.is_ok(), "{found:?}");
+    assert!((0..4).all(|k| read(&log, &sample, k) == Ok(())));
+}
+
 #[test]
 fn a_directory_that_is_gone_fails_puts_and_keeps_what_is_open() {
     let (sample, disk) = (Sample::small(20), SimDisk::new());

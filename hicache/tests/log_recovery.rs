@@ -27,13 +27,16 @@ fn open_with(disk: &SimDisk, config: LogConfig) -> SegmentLog {
 }
 
 /// Segments with room for four blocks.
-fn open(disk: &SimDisk) -> SegmentLog {
-    let config = LogConfig {
+fn config() -> LogConfig {
+    LogConfig {
         capacity_bytes: 256 << 10,
         segment_bytes: 40 << 10,
         ..LogConfig::default()
-    };
-    open_with(disk, config)
+    }
+}
+
+fn open(disk: &SimDisk) -> SegmentLog {
+    open_with(disk, config())
 }
 
 /// A log of so many blocks whose process has died.
@@ -117,6 +120,35 @@ fn a_segment_whose_first_page_is_gone_keeps_its_records() {
         assert_eq!(log.recovery().damaged.first(), Some(&name));
         for k in 0..7 {
             assert_eq!(read(&log, &sample, k), Ok(()), "block {k}");
+        }
+    }
+}
+
+/// Each segment in turn, one of them with the removal of a record that another one has. The log is not opened without
+/// it, and nothing of it is lost or comes back when it can be opened again.
+#[test]
+fn a_segment_that_cannot_be_opened_is_neither_done_without_nor_lost() {
+    let sample = Sample::small(8);
+    let good = left_open(&sample, 7);
+    let log = open(&good);
+    let (namespace, id) = (sample.namespace().digest(), sample.id(Block, 0));
+    assert!(log.remove(namespace, id, soon()).unwrap());
+    drop(log);
+    let names = good.names();
+    assert_eq!(names.len(), 3, "{names:?}");
+    for name in names {
+        let disk = good.copy();
+        disk.set_unopenable(Some(&name));
+        let medium = Arc::new(disk.clone());
+        let policy = Box::new(SecondChance::default());
+        let refused = SegmentLog::open(medium, config(), policy, Mode::ReadWrite);
+        let text = refused.map(|log| log.stats()).unwrap_err().to_string();
+        assert!(text.starts_with("open ") && text.contains(&name), "{text}");
+        disk.set_unopenable(None);
+        let log = open(&disk);
+        assert_eq!(read(&log, &sample, 0), Err(Miss::Absent), "without {name}");
+        for k in 1..7 {
+            assert_eq!(read(&log, &sample, k), Ok(()), "block {k} without {name}");
         }
     }
 }

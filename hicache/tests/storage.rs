@@ -352,6 +352,15 @@ fn what_is_written_back_is_stored_before_it_is_needed_elsewhere() {
     world.check_conserved();
 }
 
+/// The worker that was left in the tier lets go of it, and of its pages, when it is through.
+fn gone_from(gate: &Arc<Gate>) {
+    let deadline = patience();
+    while Arc::strong_count(gate) > 1 {
+        assert!(!deadline.has_passed());
+        std::thread::yield_now();
+    }
+}
+
 /// A full queue drops stores and blocks nobody; the end says what it dropped.
 #[test]
 fn a_full_queue_drops_stores() {
@@ -377,15 +386,39 @@ fn a_full_queue_drops_stores() {
     assert!(!end.is_drained);
     assert_eq!(end.dropped, 1);
     gate.open();
-    // The worker that was left in the tier lets go of it, and of its pages, when it is through.
-    let deadline = patience();
-    while Arc::strong_count(&gate) > 1 {
-        assert!(!deadline.has_passed());
-        std::thread::yield_now();
-    }
+    gone_from(&gate);
     world.check_conserved();
     // The one that had begun was cut off between two records, at most.
     assert!(!stored(&*memory, &ids(2, 256)).contains(&true));
+}
+
+/// The worker is inside a tier that does not return, and so is a lookup that waits for it: after the shutdown neither
+/// the one who shuts down nor the lookup, which is the last to let go of the storage, waits for the tier.
+#[test]
+fn a_lookup_beside_a_shutdown_ends_at_its_deadline() {
+    let memory = Arc::new(MemoryTier::new(ROOM));
+    let first = world(&ROOMY, config(vec![local(&memory)]));
+    store(&first, 1, 512);
+    drop(first);
+    let gate = Arc::new(Gate::new(memory));
+    let world = world(&ROOMY, config(vec![remote(gate.clone())]));
+    let (told, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let cache = &world.cache;
+        scope.spawn(move || {
+            let found = cache.lookup_within(&tokens(1, 600), Deadline::after_ms(500));
+            told.send(found.is_some()).unwrap();
+        });
+        gate.wait_for_a_reader();
+        let end = cache.shutdown(Deadline::after_ms(1));
+        let outcome = ended.recv_timeout(std::time::Duration::from_secs(10));
+        // Whatever became of the lookup, its thread ends.
+        gate.open();
+        assert!(!end.is_drained, "a worker is inside the tier");
+        assert_eq!(outcome, Ok(false), "the lookup waits for the tier");
+    });
+    gone_from(&gate);
+    world.check_conserved();
 }
 
 /// Another model, another format, another tenant: nothing is found.

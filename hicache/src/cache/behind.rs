@@ -85,10 +85,8 @@ impl Hicache {
             };
         };
         let end = storage.shutdown(deadline);
-        // Ends the workers, if nobody is just asking.
-        if let Some(storage) = Arc::into_inner(storage) {
-            storage.leave(end.is_drained);
-        }
+        // Whoever is just asking may be the last to let go of it: the end of the workers is nobody's wait.
+        drop(storage);
         StorageEnd {
             is_drained: end.is_drained && is_still,
             ..end

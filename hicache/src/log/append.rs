@@ -72,6 +72,35 @@ pub enum Stored {
     Present,
 }
 
+/// Kept by whoever has taken the writer out. If it is dropped before the writer is back, by a panic, nobody knows what is
+/// on the disk behind the last group: nothing more is written, and whoever waits hears why.
+pub(crate) struct Turn<'a> {
+    log: &'a SegmentLog,
+    is_over: bool,
+}
+
+impl Turn<'_> {
+    pub(crate) fn of(log: &SegmentLog) -> Turn<'_> {
+        let is_over = false;
+        Turn { log, is_over }
+    }
+
+    /// The writer is back; called under the lock that guards it.
+    pub(crate) fn over(mut self) {
+        self.is_over = true;
+        self.log.turn.notify_all();
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.log.state.lock().read_only = Some("a writer panicked".to_owned());
+            self.log.turn.notify_all();
+        }
+    }
+}
+
 impl SegmentLog {
     /// Stores a record. Comes back when it is as durable as configured.
     ///
@@ -168,8 +197,8 @@ impl SegmentLog {
         if let Some(place) = state.index.remove(&id) {
             state.owed_removals.insert(id, place.segment);
             state.stats.removed_count += 1;
-        } else if state.survivors.remove(&id) {
-            // Its copy is being written, in a segment that is not known yet.
+        } else if state.survivors.remove(&id) || state.forget_writing(&id) {
+            // It is being written, in a segment that is not known yet.
             state.owed_removals.insert(id, SegmentId(u32::MAX));
             state.stats.removed_count += 1;
         } else if !state.owed_removals.contains_key(&id) {
@@ -221,8 +250,11 @@ impl SegmentLog {
                 drop(state);
                 return result.map_err(|error| error.into_error(self));
             }
+            if let Err(error) = self.check_writable(&state) {
+                return self.give_up(state, ticket, error);
+            }
             if deadline.has_passed() {
-                return self.give_up(state, ticket, deadline);
+                return self.give_up(state, ticket, late(deadline));
             }
             let put_off = match &state.writer {
                 Some(_) => state.put_off_group(&self.config),
@@ -234,18 +266,18 @@ impl SegmentLog {
             } else if let Some(writer) = state.writer.take() {
                 state = self.lead(state, writer);
             } else if self.turn.wait_until(&mut state, deadline.instant()) {
-                return self.give_up(state, ticket, deadline);
+                return self.give_up(state, ticket, late(deadline));
             }
         }
     }
 
-    /// The deadline has passed. What is still in the queue is taken out again; what is being written
-    /// goes on without a waiter.
+    /// The deadline has passed, or nothing is written any more. What is still in the queue is taken out again; what is
+    /// being written goes on without a waiter.
     fn give_up(
         &self,
         mut state: MutexGuard<'_, State>,
         ticket: u64,
-        deadline: Deadline,
+        error: Error,
     ) -> Result<(), Error> {
         if let Some(result) = state.results.remove(&ticket) {
             drop(state);
@@ -257,9 +289,7 @@ impl SegmentLog {
             state.abandoned.insert(ticket);
         }
         state.stats.failed_count += 1;
-        Err(Error::new(ErrorKind::Late {
-            deadline_ms: deadline.allowed_ms(),
-        }))
+        Err(error)
     }
 
     /// Writes one group and gives the right to append back.
@@ -268,10 +298,12 @@ impl SegmentLog {
         mut state: MutexGuard<'a, State>,
         mut writer: Writer,
     ) -> MutexGuard<'a, State> {
+        let turn = Turn::of(self);
         let group = self.next_group(&mut state);
         drop(state);
         let outcomes = self.write_group(&mut writer, group);
         let mut state = self.state.lock();
+        let written = std::mem::take(&mut state.writing);
         state.stats.group_count += 1;
         let sync_time = std::mem::take(&mut writer.sync_time);
         state.gathering.note_group(outcomes.len(), sync_time);
@@ -290,6 +322,10 @@ impl SegmentLog {
                         capacity_bytes: self.config.capacity_bytes,
                     });
                 }
+                Ok(segment) if written.get(&entry.id) == Some(&true) => {
+                    state.stats.stored_count += 1;
+                    state.owed_removals.insert(entry.id, *segment);
+                }
                 Ok(segment) => {
                     state.stats.stored_count += 1;
                     state.index.insert(entry.id, Place::of(*segment, &entry));
@@ -302,7 +338,7 @@ impl SegmentLog {
             }
         }
         state.writer = Some(writer);
-        self.turn.notify_all();
+        turn.over();
         state
     }
 
@@ -321,8 +357,17 @@ impl SegmentLog {
                 break;
             };
             bytes += pending.bytes.len() as u64;
+            if !pending.entry.is_removal {
+                state.writing.insert(pending.entry.id, false);
+            }
             group.push(pending);
         }
         group
     }
+}
+
+fn late(deadline: Deadline) -> Error {
+    Error::new(ErrorKind::Late {
+        deadline_ms: deadline.allowed_ms(),
+    })
 }

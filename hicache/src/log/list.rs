@@ -6,7 +6,7 @@ use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::Arc;
 
 use super::SegmentLog;
-use super::append::{GroupError, Stored};
+use super::append::{GroupError, Stored, Turn};
 use super::medium::{Medium, read_exact_at, write_all_at};
 use super::open::io_error;
 use super::scan::{self, Step};
@@ -196,11 +196,12 @@ impl SegmentLog {
                 return Err(Error::new(ErrorKind::Late { deadline_ms }));
             }
         };
+        let turn = Turn::of(self);
         drop(state);
         let done = work(&mut writer);
         let mut state = self.state.lock();
         state.writer = Some(writer);
-        self.turn.notify_all();
+        turn.over();
         Ok(done)
     }
 }

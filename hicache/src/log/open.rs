@@ -127,7 +127,8 @@ impl SegmentLog {
     /// Opens the log of a medium: what was closed by its manifest, what was not as a crash has left it.
     ///
     /// # Errors
-    /// `InvalidConfig`; `Locked` when another one has it open; `Io`.
+    /// `InvalidConfig`; `Locked` when another one has it open; `Io`, which names the file when there is a segment
+    /// that cannot be opened: every file is left as it is then.
     pub fn open(
         medium: Arc<dyn Medium>,
         config: LogConfig,
@@ -172,12 +173,19 @@ impl SegmentLog {
                 let segments = &manifest.segments;
                 segments.iter().find(|segment| segment.id == id).copied()
             });
-            if let Err(error) = loader.load(id, len_bytes, expected) {
-                // A file that cannot be opened is no reason to have none of the others.
-                loader.recovery.damaged.push(id.file_name());
-                loader.stuck.push((id.file_name(), len_bytes));
-                if error.kind() == io::ErrorKind::OutOfMemory {
-                    return Err(fail("read", error));
+            match loader.load(id, len_bytes, expected) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    loader.recovery.damaged.push(id.file_name());
+                }
+                // Nobody knows what it holds: records that are to be kept, or removals of older ones that would
+                // be back without it. The file is none that may go for want of room, either.
+                Err(source) => {
+                    return Err(Error::new(ErrorKind::Io {
+                        action: "open",
+                        path: medium.path().join(id.file_name()),
+                        source,
+                    }));
                 }
             }
         }
@@ -210,11 +218,17 @@ impl SegmentLog {
     /// is being written.
     ///
     /// # Errors
-    /// `Late` when a group is still being written at the deadline; `Io`: the log is as after a crash then.
+    /// `Late` when a group is still being written at the deadline; `Io`; `ReadOnly` when a writer has panicked: the log
+    /// is as after a crash then.
     pub fn close(self, deadline: Deadline) -> Result<(), Error> {
         let mut state = self.state.lock();
-        if state.read_only.is_some() {
-            return Ok(());
+        if let Some(reason) = &state.read_only {
+            let reason = reason.clone();
+            return match state.writer {
+                Some(_) => Ok(()),
+                // It panicked.
+                None => Err(Error::new(ErrorKind::ReadOnly { reason })),
+            };
         }
         state.read_only = Some("closed".to_owned());
         let mut writer = loop {
@@ -446,6 +460,11 @@ impl Loader<'_> {
         next_segment: SegmentId,
         read_only: Option<String>,
     ) -> SegmentLog {
+        for (id, owed_bytes) in &self.unsealed {
+            if let Some(segment) = self.segments.get(id) {
+                segment.owe_bytes(*owed_bytes);
+            }
+        }
         let newest = self.segments.values().next_back();
         let is_whole = |s: &&Arc<Segment>| {
             let is_damaged = self.recovery.damaged.contains(&s.id.file_name());
@@ -457,12 +476,12 @@ impl Loader<'_> {
             segments: self.segments,
             stuck: self.stuck,
             queue: VecDeque::new(),
+            writing: HashMap::new(),
             writer: Some(Writer {
                 next_segment,
                 active: None,
                 sealed,
                 sync_time: std::time::Duration::ZERO,
-                owed_bytes: self.unsealed.values().sum(),
                 lost: Vec::new(),
                 kept: Vec::new(),
             }),

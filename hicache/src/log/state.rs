@@ -104,6 +104,8 @@ pub(crate) struct Segment {
     pub(crate) id: SegmentId,
     pub(crate) file: Box<dyn MediumFile>,
     len_bytes: AtomicU64,
+    /// Bytes of the index that it lacks because a failure has left it unsealed, and that it gets at the close.
+    owed_bytes: AtomicU64,
     is_gone: AtomicBool,
     held_bytes: Arc<AtomicU64>,
 }
@@ -119,6 +121,7 @@ impl Segment {
             id,
             file,
             len_bytes: AtomicU64::new(len_bytes),
+            owed_bytes: AtomicU64::new(0),
             is_gone: AtomicBool::new(false),
             held_bytes: held_bytes.clone(),
         })
@@ -130,6 +133,10 @@ impl Segment {
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {
         self.len_bytes.store(bytes, Relaxed);
+    }
+
+    pub(crate) fn owe_bytes(&self, bytes: u64) {
+        self.owed_bytes.store(bytes, Relaxed);
     }
 
     /// Says that the file has no name any more: its bytes are held until the last reader is done.
@@ -194,6 +201,8 @@ pub(crate) struct State {
     /// Files that could not be removed: name and bytes.
     pub(crate) stuck: Vec<(String, u64)>,
     pub(crate) queue: VecDeque<Pending>,
+    /// Records of the group that is being written, and whether each was removed since.
+    pub(crate) writing: HashMap<RecordId, bool>,
     /// `None` while the leader of a group has it.
     pub(crate) writer: Option<Writer>,
     pub(crate) gathering: Gathering,
@@ -225,6 +234,12 @@ impl State {
         ticket
     }
 
+    /// Whether the record is being written. It is not found when it is, then: a removal comes behind it.
+    pub(crate) fn forget_writing(&mut self, id: &RecordId) -> bool {
+        let is_removed = self.writing.get_mut(id);
+        is_removed.is_some_and(|is_removed| !std::mem::replace(is_removed, true))
+    }
+
     /// Until when a group of what waits is put off; `None` when it is time.
     pub(crate) fn put_off_group(&mut self, config: &LogConfig) -> Option<Instant> {
         if config.durability != Durability::Batch {
@@ -247,6 +262,12 @@ impl State {
         let segments: u64 = self.segments.values().map(|s| s.len_bytes()).sum();
         let stuck: u64 = self.stuck.iter().map(|(_, bytes)| bytes).sum();
         segments + stuck
+    }
+
+    /// As [`State::file_bytes`], with the indexes that are still to come.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        let owed = self.segments.values().map(|s| s.owed_bytes.load(Relaxed));
+        self.file_bytes() + owed.sum::<u64>()
     }
 
     pub(crate) fn figures(&self, held_bytes: u64, config: &LogConfig) -> LogStats {

@@ -22,9 +22,6 @@ pub(crate) struct Writer {
     pub(crate) sealed: Option<Sealed>,
     /// How long the last sync of a group took.
     pub(crate) sync_time: Duration,
-    /// Bytes of the indexes that segments lack which a failure has left unsealed; they get them at the
-    /// close.
-    pub(crate) owed_bytes: u64,
     /// Segments of this group whose records could not be synced, or will not be.
     pub(crate) lost: Vec<(SegmentId, GroupError)>,
     /// Records that this group has kept over an eviction, and where.
@@ -45,7 +42,8 @@ impl Writer {
     /// has written there is not acknowledged.
     pub(crate) fn abandon(&mut self, error: GroupError) {
         if let Some(active) = self.active.take() {
-            self.owed_bytes += index_bytes(active.entries.len());
+            let owed_bytes = index_bytes(active.entries.len());
+            active.segment.owe_bytes(owed_bytes);
             self.lost.push((active.segment.id, error));
         }
     }
@@ -111,7 +109,7 @@ impl SegmentLog {
         loop {
             self.seal_if_full(writer, record_bytes);
             let more_bytes = more_bytes(writer, record_bytes);
-            let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
+            let file_bytes = self.state.lock().reserved_bytes();
             if file_bytes + more_bytes <= self.config.capacity_bytes {
                 return Ok(());
             }
@@ -253,7 +251,9 @@ impl SegmentLog {
         };
         active.segment.set_len_bytes(end_bytes);
         writer.sealed = is_sealed.then_some((id, end_bytes));
-        writer.owed_bytes += if is_sealed { 0 } else { block.len() as u64 };
+        if !is_sealed {
+            active.segment.owe_bytes(block.len() as u64);
+        }
         let mut state = self.state.lock();
         state.stats.written_bytes += block.len() as u64;
         state.stats.sync_count += 1;
@@ -307,7 +307,7 @@ impl SegmentLog {
         } in survivors
         {
             self.seal_if_full(writer, entry.record_bytes);
-            let file_bytes = self.state.lock().file_bytes() + writer.owed_bytes;
+            let file_bytes = self.state.lock().reserved_bytes();
             let is_room =
                 file_bytes + more_bytes(writer, entry.record_bytes) <= self.config.capacity_bytes;
             let written = is_room

@@ -10,12 +10,13 @@ use kvgate_transfer::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 
 use super::stack::{PrefetchPolicy, Shared};
 use super::{Claims, FetchCounts, contained, rows};
+use crate::miss::Miss;
 use crate::record::{RecordId, RecordKind, RecordShape, Verified, Wanted};
 use crate::tier::Presence;
 
 /// Blocks whose presence is asked for at once.
 const PROBE_BLOCKS: usize = 128;
-/// The end of what has come may be read so long behind the deadline: without it the blocks are of no use.
+/// An end of what has come may be read so long behind the deadline: without it the blocks are of no use.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// A prefix on its way out of the storage tiers.
@@ -60,6 +61,11 @@ impl Fetch {
 
     fn is_due_to_end(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire) || self.deadline.has_passed()
+    }
+
+    /// Until when, from now on, an end may be read; all that are tried have this time together.
+    fn last_call(&self) -> Deadline {
+        Deadline::after(self.deadline.remaining() + GRACE)
     }
 
     fn finish(&self, tokens: u32) {
@@ -297,8 +303,10 @@ fn locate(shared: &Shared, job: &FetchJob, ids: &[RecordId]) -> Vec<Option<usize
         }
         let asked: Vec<RecordId> = open.iter().map(|at| ids[*at]).collect();
         let presence = tier.tier.probe(&asked, job.fetch.deadline);
-        let mut is_silent = false;
-        for (at, presence) in open.into_iter().zip(presence) {
+        // An answer of another length answers nobody knows what.
+        let is_answer = presence.len() == open.len();
+        let mut is_silent = !is_answer;
+        for (at, presence) in open.into_iter().zip(presence).filter(|_| is_answer) {
             match presence {
                 Presence::Present => found[at] = Some(index),
                 Presence::Absent => {}
@@ -352,21 +360,21 @@ fn carry_out(
         reach += 1;
     }
     // The last end that all blocks before it have come for.
+    let until = job.fetch.last_call();
     let found = ends.find_map(|(end, tier)| {
-        if end > reach {
+        if end > reach || until.has_passed() || shared.is_ending() {
             return None;
         }
         let schema = shared.host.pools().schema();
         let position = end as u32 * PAGE_TOKENS;
         let shape = RecordShape::checkpoint(schema, PAGE_TOKENS, position).ok()?;
-        let left = job.fetch.deadline.remaining();
         let wanted = Reading {
             shared,
             job,
             kind: RecordKind::Checkpoint,
             block: end - 1,
             shape: &shape,
-            deadline: Deadline::after(left.max(GRACE)),
+            deadline: until,
         };
         let found = wanted.bring(tier, &mut slots, payload)?;
         Some((end, found))
@@ -420,6 +428,22 @@ fn publish(shared: &Shared, job: &FetchJob, end: usize, mut slots: WriteLease) -
     Some(())
 }
 
+/// A proof speaks for the record that it names. A tier that has asked another question than it was asked, say a cache
+/// that mixes up its entries, has the proof of another record.
+fn is_answer<'b>(wanted: &Wanted<'_>, found: Verified<'b>) -> Result<Verified<'b>, Miss> {
+    let (expected_bytes, found_bytes) = (wanted.shape.payload_bytes(), found.payload_bytes());
+    if found.id() != wanted.id {
+        return Err(Miss::Identity { field: "key" });
+    }
+    if found_bytes != expected_bytes {
+        return Err(Miss::Length {
+            expected_bytes,
+            found_bytes,
+        });
+    }
+    Ok(found)
+}
+
 /// One record on its way.
 struct Reading<'a> {
     shared: &'a Shared,
@@ -451,7 +475,9 @@ impl Reading<'_> {
     fn read<'b>(&self, tier: usize, payload: &'b mut [u8]) -> Option<Verified<'b>> {
         let began = Instant::now();
         let tiers = &self.shared.config.tiers;
-        let outcome = tiers[tier].tier.read(self.wanted(), payload, self.deadline);
+        let wanted = self.wanted();
+        let outcome = tiers[tier].tier.read(wanted, payload, self.deadline);
+        let outcome = outcome.and_then(|record| is_answer(&wanted, record));
         let mut counts = self.shared.counts.lock();
         let counts = &mut counts.tiers[tier];
         match outcome {

@@ -148,6 +148,8 @@ pub(super) struct Shared {
     pub(super) fetches: Queue<FetchJob>,
     /// Set once nothing more is to be begun.
     pub(super) is_ending: AtomicBool,
+    /// Set when a worker is still inside a tier at the end: nobody waits for the workers any more.
+    is_left: AtomicBool,
     pub(super) memory: Mutex<Memory>,
     pub(super) counts: Mutex<StorageCounts>,
 }
@@ -164,8 +166,8 @@ pub(super) struct Memory {
     dirty: VecDeque<Arc<[u32]>>,
 }
 
-/// The storage tiers of one cache. Dropped, it begins nothing more and waits for what its workers have begun, each
-/// record at most as long as a tier is allowed to take.
+/// The storage tiers of one cache. Dropped without a shutdown, it begins nothing more and waits for what its workers have
+/// begun, each record at most as long as a tier is allowed to take.
 pub(crate) struct Storage {
     shared: Arc<Shared>,
     workers: Vec<thread::JoinHandle<()>>,
@@ -213,6 +215,7 @@ impl Storage {
             stores: Queue::new(config.store_queue),
             fetches: Queue::new(config.fetch_queue),
             is_ending: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
             memory: Mutex::new(Memory::default()),
             counts: Mutex::new(counts),
             host: Arc::clone(host),
@@ -378,7 +381,8 @@ impl Storage {
         self.shared.fetches.wait_idle(deadline) && self.shared.stores.wait_idle(deadline)
     }
 
-    /// Stores what the policy has put off, waits for the queues, and takes nothing more.
+    /// Stores what the policy has put off, waits for the queues, and takes nothing more. A worker that is still inside a
+    /// tier ends when that returns: whoever is the last to let go of this does not wait for it.
     pub(crate) fn shutdown(&self, deadline: Deadline) -> StorageEnd {
         loop {
             let oldest = self.shared.memory.lock().dirty.pop_front();
@@ -389,17 +393,13 @@ impl Storage {
         }
         let is_drained = self.wait_idle(deadline);
         let dropped = self.end();
+        // What was begun in between is seen here, and from here on nothing is.
+        let is_idle = self.wait_idle(deadline);
+        self.shared.is_left.store(!is_idle, Ordering::Release);
         StorageEnd {
-            is_drained,
+            is_drained: is_drained && is_idle,
             dropped,
             counts: self.counts(),
-        }
-    }
-
-    /// Ends, with its workers if nothing is under way; otherwise they end when the tier that they ask returns.
-    pub(crate) fn leave(mut self, is_drained: bool) {
-        if !is_drained {
-            self.workers.clear();
         }
     }
 
@@ -458,6 +458,9 @@ impl Shared {
 impl Drop for Storage {
     fn drop(&mut self) {
         self.end();
+        if self.shared.is_left.load(Ordering::Acquire) {
+            return;
+        }
         for worker in self.workers.drain(..) {
             // A worker that panicked has said so.
             let _ended = worker.join();

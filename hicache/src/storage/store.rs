@@ -112,7 +112,8 @@ fn missing_in(shared: &Shared, tier_count: usize, ids: &[RecordId]) -> Vec<Optio
         let found = tier.tier.probe(ids, deadline);
         let mut counts = shared.counts.lock();
         let counts = &mut counts.tiers[index];
-        if found.contains(&Presence::Unknown) {
+        // An answer of another length answers nobody knows what.
+        if found.len() != ids.len() || found.contains(&Presence::Unknown) {
             counts.failed += 1;
             return None;
         }

@@ -70,6 +70,7 @@ struct Inner {
     unreadable: Option<(String, usize)>,
     short_io: bool,
     undeletable: Option<String>,
+    unopenable: Option<String>,
     is_gone: bool,
     is_read_only: bool,
 }
@@ -231,6 +232,11 @@ impl SimDisk {
     /// Which file can not be removed.
     pub fn set_undeletable(&self, name: Option<&str>) {
         self.0.lock().undeletable = name.map(str::to_owned);
+    }
+
+    /// Which file can not be opened: the process has too many open already.
+    pub fn set_unopenable(&self, name: Option<&str>) {
+        self.0.lock().unopenable = name.map(str::to_owned);
     }
 
     /// Whether the directory is gone: nothing can be made, opened or listed.
@@ -496,6 +502,10 @@ impl Medium for SimDisk {
 
     fn open(&self, name: &str, _is_writable: bool) -> io::Result<Box<dyn MediumFile>> {
         let inner = self.0.lock();
+        if inner.unopenable.as_deref() == Some(name) {
+            // `EMFILE`.
+            return Err(io::Error::from_raw_os_error(24));
+        }
         let found = inner.names.get(name).filter(|_| !inner.is_gone);
         let file = *found.ok_or_else(|| error(io::ErrorKind::NotFound))?;
         let disk = self.clone();
