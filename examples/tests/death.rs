@@ -146,3 +146,21 @@ fn threads_of_one_process_end_on_a_signal_too() {
     let (run, _) = hit("local", "launcher", "decode", Signal::INT, &[]);
     assert_eq!(run.code, Some(130), "{}", run.stderr);
 }
+
+#[test]
+fn conversations_in_one_process_end_on_a_signal_too() {
+    for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let turns = ["--transport", "local", "--sessions", "20", "--turns", "4"];
+        let args = [&["--json", "--phase-markers"][..], &turns].concat();
+        let mut run = Running::start(PROGRAM, &args);
+        let pids = run.wait_for_stderr("pids ");
+        run.wait_for_stderr("phase decode");
+        signal(pid_of(&pids, "launcher"), sent);
+        let sent_at = Instant::now();
+        let finished = run.finish();
+        assert_eq!(finished.code, Some(code), "{}", finished.stderr);
+        assert!(sent_at.elapsed() < END_LIMIT, "{:?}", sent_at.elapsed());
+        assert_eq!(finished.json()["verdict"], "invalid");
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    }
+}

@@ -199,6 +199,30 @@ fn a_held_layer_is_waited_for_and_nothing_is_lost() {
     }
 }
 
+/// A conversation needs its answers: nothing is planted, and nobody is told that something was found to be good.
+#[test]
+fn a_fault_in_conversations_is_refused() {
+    for transport in ["shm", "tcp", "local"] {
+        let args = ["--json", "--sessions", "1", "--transport", transport];
+        let run = pd_handoff(&[&args[..], &["--fault", "drop-page"]].concat());
+        assert_eq!(run.code, Some(2), "{transport}: {}", run.stdout);
+        let json = run.json();
+        assert_eq!(json["verdict"], "invalid", "{transport}: {json}");
+        assert_eq!(json["error"]["field"], "fault", "{transport}: {json}");
+        assert_eq!(json["error"]["value"], "drop-page", "{transport}: {json}");
+    }
+}
+
+#[test]
+fn a_layer_of_a_turn_can_be_held() {
+    let args = ["--json", "--sessions", "1", "--transport", "local"];
+    let run = pd_handoff(&[&args[..], &["--hold", "layer=3,ms=400"]].concat());
+    let json = run.json();
+    assert_eq!(run.code, Some(0), "{json}");
+    let waited_us = json["layers"][3]["gate_wait_us"].as_u64();
+    assert!(waited_us >= Some(900 * 400), "{json}");
+}
+
 #[test]
 fn a_damaged_page_is_found_by_the_benchmark() {
     for op in ["read", "write"] {

@@ -5,34 +5,11 @@ mod support;
 
 use support::pd_handoff;
 
+/// The prefill side goes on behind its tiers, the decode side answers, and the next prompt has the answer; over `local`
+/// both are threads of one process.
 #[test]
-fn turns_over_a_small_device_pool_have_the_bits_of_a_cold_run() {
-    let args = ["--transport", "local", "--sessions", "3", "--turns", "2"];
-    let tiers = ["--device-pages", "6", "--verify-cold", "--json"];
-    let run = pd_handoff(&[&args[..], &tiers].concat());
-    let json = run.json();
-    assert_eq!(run.code, Some(0), "{json}");
-    assert_eq!(json["verdict"], "bit-identical", "{json}");
-    assert_eq!(
-        (&json["compared_turns"], &json["differing_turns"]),
-        (&6.into(), &0.into())
-    );
-    let tiers = json["tiers"].as_array().unwrap();
-    let hits = |tier: usize| tiers[tier]["hits"].as_u64().unwrap();
-    assert_eq!(
-        (tiers[0]["tier"].as_str(), tiers[1]["tier"].as_str()),
-        (Some("device"), Some("host"))
-    );
-    assert!(hits(0) > 0 && hits(1) > 0, "{json}");
-    assert_eq!(hits(0) + hits(1) + json["misses"].as_u64().unwrap(), 6);
-    assert_eq!(json["loads"]["failed"], 0, "{json}");
-    assert!(json["computed_tokens"].as_u64() < json["prompt_tokens"].as_u64());
-}
-
-/// The prefill process goes on behind its tiers, the decode process answers, and the next prompt has the answer.
-#[test]
-fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
-    for (transport, in_flight) in [("shm", "1"), ("tcp", "2")] {
+fn turns_over_every_kind_of_transport_have_the_bits_of_a_cold_run() {
+    for (transport, in_flight) in [("shm", "1"), ("tcp", "2"), ("local", "1")] {
         let args = ["--transport", transport, "--sessions", "3", "--turns", "2"];
         // The pages of the longest conversation, so that each takes those of another one.
         let tiers = ["--device-pages", "5", "--verify-cold", "--json"];
@@ -40,6 +17,15 @@ fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
         let json = run.json();
         assert_eq!(run.code, Some(0), "{transport}: {json}");
         assert_eq!(json["verdict"], "bit-identical", "{transport}: {json}");
+        assert_eq!(json["schema"], "kvgate.pd-handoff/1");
+        assert_eq!(json["transport"], transport);
+        let pids = &json["pids"];
+        let is_one = pids["prefill"] == pids["launcher"] && pids["decode"] == pids["launcher"];
+        assert_eq!(is_one, transport == "local", "{json}");
+        assert!(
+            json["bytes"]["total"].as_u64() > Some(0),
+            "{transport}: {json}"
+        );
         assert_eq!(json["requests"]["finished"], 6, "{transport}: {json}");
         // 16 tokens of each of 6 turns, 320 logits each.
         let logits = &json["logits"];
@@ -77,20 +63,56 @@ fn turns_between_two_processes_have_the_bits_of_a_cold_run() {
     }
 }
 
+/// No option is dropped in silence, over no transport.
 #[test]
 fn what_cannot_be_asked_of_conversations_is_refused() {
-    let small = ["--sessions", "1", "--turns", "2", "--json"];
-    for (extra, field) in [
-        (["--cancel-share", "0.5"], "cancel_share"),
-        (["--device-pages", "2"], "device_pages"),
-    ] {
-        let run = pd_handoff(&[&small[..], &extra].concat());
-        assert_eq!(run.code, Some(2), "{extra:?}: {}", run.stdout);
-        assert_eq!(run.json()["error"]["field"], field, "{}", run.stdout);
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.safetensors");
+    for transport in ["shm", "tcp", "local"] {
+        for (option, value, field) in [
+            ("--cancel-share", "0.5", "cancel_share"),
+            ("--device-pages", "2", "device_pages"),
+            ("--tokens", "300", "tokens"),
+            ("--steps", "8", "steps"),
+            ("--requests", "3", "requests"),
+            ("--pool-pages", "40", "pool_pages"),
+            ("--out", out.to_str().unwrap(), "out"),
+        ] {
+            let args = ["--transport", transport, "--turns", "2", "--json"];
+            let run = pd_handoff(&[&args[..], &[option, value]].concat());
+            assert_eq!(run.code, Some(2), "{transport} {option}: {}", run.stdout);
+            let error = &run.json()["error"];
+            assert_eq!(error["field"], field, "{transport} {option}: {error}");
+            assert_eq!(error["value"], value, "{transport} {option}: {error}");
+        }
     }
+    assert!(!out.exists());
     let run = pd_handoff(&["--sessions", "1", "--turns", "1000", "--json"]);
     assert_eq!(run.code, Some(2), "{}", run.stdout);
     assert_eq!(run.json()["error"]["field"], "turns", "{}", run.stdout);
+    let run = pd_handoff(&["--turns", "2", "--transport", "local", "--steps", "8"]);
+    assert_eq!(run.code, Some(2), "{}", run.stdout);
+    let line = run.last_line();
+    assert!(line.starts_with("verdict: INVALID (--steps 8 "), "{line}");
+}
+
+/// One turn is one request: what it leaves is written as after any other, and compared without being asked.
+#[test]
+fn one_turn_in_one_process_is_compared_and_writes_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, page) = (path("out.safetensors"), path("report.html"));
+    let args = ["--transport", "local", "--sessions", "1"];
+    let files = ["--out", &out, "--report", &page, "--verify", "checksum"];
+    let run = pd_handoff(&[&args[..], &files].concat());
+    assert_eq!(run.code, Some(0), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stderr.starts_with("pids launcher="), "{}", run.stderr);
+    // 16 tokens of 320 logits.
+    assert_eq!(run.last_line(), "verdict: bit-identical (5120 logits)");
+    let bytes = std::fs::read(&out).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor("decode_logits").unwrap().shape(), [16, 320]);
+    assert!(std::fs::read_to_string(&page).unwrap().contains("</html>"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kvgate_hicache::log::{LogConfig, SegmentLog};
 use serde_json::Value;
 use support::{Finished, pd_handoff};
 
-/// Two conversations in one process, of `turns` turns each.
+/// Two conversations of `turns` turns each, both sides in one process.
 fn turns(turns: &str, extra: &[&str]) -> Finished {
     let args = ["--transport", "local", "--sessions", "2", "--turns", turns];
     pd_handoff(&[&args[..], &["--json"], extra].concat())
@@ -176,10 +176,12 @@ fn a_storage_tier_without_a_hit_shows_nothing() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("notes.txt"), "of somebody else").unwrap();
     let args = ["--transport", "local", "--sessions", "3", "--turns", "2"];
-    let kept = ["--hicache", text(folder.path()), "--device-pages", "6"];
+    let kept = ["--hicache", text(folder.path()), "--device-pages", "5"];
     let run = pd_handoff(&[&args[..], &kept, &["--verify-cold", "--json"]].concat());
     assert_eq!(run.code, Some(2), "{}", run.stdout);
-    assert_eq!(run.json()["error"]["field"], "storage", "{}", run.stdout);
+    let json = run.json();
+    assert_eq!(json["verdict"], "invalid", "{json}");
+    assert_eq!(json["error"]["field"], "storage", "{json}");
     assert!(folder.path().join("notes.txt").exists());
 }
 

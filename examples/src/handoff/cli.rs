@@ -10,8 +10,11 @@ use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
-use super::turns::{StorageOptions, TierPages, TurnLengths, TurnOptions};
+use super::turns::{DECODED_TOKENS, StorageOptions, TierPages, TurnLengths, TurnOptions};
 use super::version;
+
+/// Tokens that a request decodes unless the user says otherwise.
+const DEFAULT_STEPS: u32 = 64;
 
 /// Hands the KV cache of a prompt from a prefill process to a decode process and compares every logit
 /// with a run in one process.
@@ -135,9 +138,9 @@ struct PromptArgs {
     /// Tokens per forward pass of the prefill
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
-    /// Tokens to decode
-    #[arg(long, default_value_t = 64)]
-    steps: u32,
+    /// Tokens to decode [default: 64]
+    #[arg(long)]
+    steps: Option<u32>,
     /// Requests in all, with different prompts [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     requests: Option<u32>,
@@ -245,17 +248,6 @@ pub enum Command {
         /// Files and JSON.
         output: OutputOptions,
     },
-    /// Conversations over the tiers of the cache, in this process.
-    Converse {
-        /// Model and formats.
-        host: HostOptions,
-        /// Prompt and chunk.
-        prompt: PromptOptions,
-        /// Conversations and tiers.
-        turns: TurnOptions,
-        /// One JSON object on stdout.
-        json: bool,
-    },
     /// Write the built-in model.
     DumpModel {
         /// The folder.
@@ -301,13 +293,20 @@ pub enum Refusal {
         /// For the JSON object.
         failure: Failure,
     },
+    /// Options that exclude each other.
+    Conflict {
+        /// The option that is not carried out.
+        failure: Failure,
+        /// One JSON object on stdout.
+        json: bool,
+    },
 }
 
 /// Parses the arguments after the program's name.
 pub fn parse(args: &[String]) -> Result<Command, Refusal> {
     let name = std::iter::once("pd-handoff".to_owned());
     match Cli::try_parse_from(name.chain(args.iter().cloned())) {
-        Ok(cli) => Ok(cli.into_command()),
+        Ok(cli) => cli.into_command(),
         Err(error) if error.exit_code() == 0 => Err(Refusal::Text(error.to_string())),
         Err(error) => Err(Refusal::Usage {
             text: error.to_string(),
@@ -332,8 +331,8 @@ fn usage_failure(error: &clap::Error) -> Failure {
 }
 
 impl Cli {
-    fn into_command(self) -> Command {
-        match self.command {
+    fn into_command(self) -> Result<Command, Refusal> {
+        Ok(match self.command {
             None => match self.dump_model {
                 Some(dir) => Command::DumpModel {
                     dir,
@@ -341,26 +340,19 @@ impl Cli {
                     json: self.output.json,
                 },
                 None => {
+                    let json = self.output.json;
+                    let turns = self.turns.into_options();
+                    if turns.is_some() {
+                        self.prompt
+                            .refuse_in_conversations(&self.host)
+                            .map_err(|failure| Refusal::Conflict { failure, json })?;
+                    }
                     let mut prompt = self.prompt.into_options(&self.host);
-                    let host = self.host.into_options(self.transport, None);
-                    if let Some(turns) = self.turns.into_options() {
-                        if host.transport != Transport::Local {
-                            prompt.converse(turns);
-                            return Command::Launch {
-                                host,
-                                prompt,
-                                output: self.output.into_options(),
-                            };
-                        }
-                        return Command::Converse {
-                            host,
-                            prompt,
-                            turns,
-                            json: self.output.json,
-                        };
+                    if let Some(turns) = turns {
+                        prompt.converse(turns);
                     }
                     Command::Launch {
-                        host,
+                        host: self.host.into_options(self.transport, None),
                         prompt,
                         output: self.output.into_options(),
                     }
@@ -382,7 +374,7 @@ impl Cli {
                 json: args.json,
             },
             Some(CliCommand::Role { role }) => Command::Role(role),
-        }
+        })
     }
 }
 
@@ -425,6 +417,32 @@ impl HostArgs {
 }
 
 impl PromptArgs {
+    /// What the conversations themselves decide cannot be asked for beside them.
+    fn refuse_in_conversations(&self, host: &HostArgs) -> Result<(), Failure> {
+        let refuse = |field: &str, value: String, instead: &str| {
+            let option = field.replace('_', "-");
+            let text = format!("--{option} {value} is not for conversations: {instead}");
+            Err(Failure::new(FailureKind::Usage, text).with_field(field, value))
+        };
+        if let Some(tokens) = self.tokens {
+            let instead = "--turn-tokens gives what each turn adds";
+            return refuse("tokens", tokens.to_string(), instead);
+        }
+        if let Some(steps) = self.steps {
+            let instead = format!("each turn decodes {DECODED_TOKENS} tokens");
+            return refuse("steps", steps.to_string(), &instead);
+        }
+        if let Some(requests) = self.requests {
+            let instead = "--sessions and --turns say how many there are";
+            return refuse("requests", requests.to_string(), instead);
+        }
+        if let PoolPages::Pages(pages) = host.pool_pages {
+            let instead = "--device-pages gives the pages of both sides";
+            return refuse("pool_pages", pages.to_string(), instead);
+        }
+        Ok(())
+    }
+
     fn into_options(self, host: &HostArgs) -> PromptOptions {
         // A late write needs an aborted request and another one that gets its pages.
         let is_late_write = host.fault().is_some_and(|fault| fault.kind.is_late_write());
@@ -437,7 +455,7 @@ impl PromptArgs {
             prompt_file: self.prompt_file,
             tokens: self.tokens,
             chunk: self.chunk,
-            steps: self.steps,
+            steps: self.steps.unwrap_or(DEFAULT_STEPS),
             requests: self.requests.unwrap_or(requests),
             concurrency: self.concurrency.unwrap_or(concurrency),
             cancel_share: if is_late_write {

@@ -4,7 +4,7 @@ use super::cli::{self, Command, Refusal};
 use super::console;
 use super::failure::Failure;
 use super::report::failure_json;
-use super::{launcher, model, remote, role, turns};
+use super::{launcher, model, remote, role};
 
 /// Runs `pd-handoff` with the arguments after its name and returns the exit code.
 #[must_use]
@@ -15,6 +15,7 @@ pub fn run(args: &[String]) -> u8 {
             console::print(text.trim_end());
             0
         }
+        Err(Refusal::Conflict { failure, json }) => refuse(&failure, json),
         Err(Refusal::Usage { text, failure }) => {
             console::note(text.trim_end());
             // The command line could not be parsed, so the option is looked for by itself.
@@ -53,15 +54,6 @@ fn perform(command: Command) -> u8 {
         } => {
             console::start_logging(host.verbosity);
             remote::prefill(&connect, &host, &prompt, json)
-        }
-        Command::Converse {
-            host,
-            prompt,
-            turns,
-            json,
-        } => {
-            console::start_logging(host.verbosity);
-            turns::run(&host, &prompt, &turns, json)
         }
         Command::DumpModel { dir, seed, json } => match model::dump_built_in(&dir, seed) {
             Ok(()) => 0,

@@ -53,12 +53,9 @@ fn check_turns(host: &HostOptions, prompt: &PromptOptions) -> Result<(), Failure
             expected,
         ));
     }
-    if host.fault.is_some() {
-        return Err(Failure::input(
-            "fault",
-            "set",
-            "none in a run of conversations",
-        ));
+    if let Some(fault) = &host.fault {
+        let expected = "none in a run of conversations";
+        return Err(Failure::input("fault", fault.kind.id(), expected));
     }
     Ok(())
 }
@@ -103,11 +100,8 @@ pub fn check(
     }
     if let Some(path) = &output.out {
         if prompt.requests != 1 {
-            return Err(Failure::input(
-                "out",
-                path.display(),
-                "a run of one request (--requests 1)",
-            ));
+            let expected = "a run of one request (--requests 1, or one conversation of one turn)";
+            return Err(Failure::input("out", path.display(), expected));
         }
         out::check(path)?;
     }

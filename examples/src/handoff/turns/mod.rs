@@ -1,29 +1,18 @@
 //! Conversations of several turns over the tiers of the cache: every turn goes on behind the longest prefix that
-//! the device pool, the host tier or a storage tier has, and is compared with a run without a cache. What is here runs them in one
-//! process (`--transport local`); who says what and how large the tiers are is the same over two processes.
+//! the device pool, the host tier or a storage tier has, and is compared with a run without a cache. What is here is
+//! what both sides know of them: who says what, how large the tiers are, and what is kept beyond the run.
 
-mod report;
 pub(crate) mod schedule;
-mod serve;
 pub(crate) mod sizes;
 pub(crate) mod storage;
 
 use std::str::FromStr;
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::console;
 use super::failure::Failure;
-use super::model::Host;
-use super::options::{HostOptions, PromptOptions};
-use super::prompt::PromptSource;
-use super::report::failure_json;
 
-use report::Report;
 use schedule::Plan;
-use serve::Server;
-use storage::Stores;
 
 pub use storage::StorageOptions;
 
@@ -96,58 +85,8 @@ pub struct TurnOptions {
     pub host_pages: TierPages,
     /// What is kept beyond the run.
     pub storage: StorageOptions,
-    /// Compare every turn with a run without a cache.
+    /// A tier without a hit makes a run of several turns invalid.
     pub is_verified: bool,
-}
-
-/// Runs the conversations and returns the exit code.
-#[must_use]
-pub fn run(host: &HostOptions, prompt: &PromptOptions, turns: &TurnOptions, is_json: bool) -> u8 {
-    match converse(host, prompt, turns) {
-        Ok(report) => {
-            if let Some(failure) = report.proves_nothing() {
-                console::note(&report.text());
-                return refuse(&failure, is_json);
-            }
-            report.print(is_json);
-            report.exit_code()
-        }
-        Err(failure) => refuse(&failure, is_json),
-    }
-}
-
-fn refuse(failure: &Failure, is_json: bool) -> u8 {
-    console::error(failure);
-    if is_json {
-        console::print(&failure_json(failure, None).to_string());
-    } else {
-        console::print(&format!("verdict: INVALID ({failure})"));
-    }
-    failure.exit_code()
-}
-
-fn converse(
-    options: &HostOptions,
-    prompt: &PromptOptions,
-    turns: &TurnOptions,
-) -> Result<Report, Failure> {
-    let began = Instant::now();
-    let stores = Stores::open(&turns.storage)?;
-    let host = Host::load(options)?;
-    let source = PromptSource::open(
-        prompt.prompt_file.as_deref(),
-        options.seed,
-        host.vocab_size(),
-    )?;
-    let plan = Plan::of(options.seed, turns, &source);
-    check_length(&plan, host.context_tokens())?;
-    let mut server = Server::new(&host, options, prompt.chunk, turns, &plan, stores)?;
-    for turn in plan.order() {
-        server.serve(&plan, *turn)?;
-    }
-    let mut report = server.finish()?;
-    report.elapsed_ms = began.elapsed().as_millis() as u64;
-    Ok(report)
 }
 
 /// The longest conversation must fit into the context of the model.

@@ -6,7 +6,7 @@ use kvgate_hicache::policy::S3Fifo;
 use kvgate_hicache::{Hicache, Side};
 use kvgate_kvcache::identity::Namespace;
 use kvgate_kvcache::schema::PAGE_TOKENS;
-use kvgate_kvcache::{self as kvcache, CacheSchema, PoolConfig, PoolSet, PrefixTree, Space};
+use kvgate_kvcache::{self as kvcache, CacheSchema, PoolSet, PrefixTree, Space};
 use kvgate_transfer::{Agent, MemoryKind};
 
 use super::schedule::Plan;
@@ -59,21 +59,6 @@ impl TierSizes {
             device,
             host_pages,
             host_ends: share(host_pages),
-        }
-    }
-
-    /// The device pool of one process.
-    pub(crate) fn device_config(&self, memory: MemoryKind) -> PoolConfig {
-        let PoolSize {
-            pages,
-            windows,
-            requests,
-        } = self.device;
-        PoolConfig {
-            pages,
-            windows,
-            requests,
-            memory,
         }
     }
 }
