@@ -103,10 +103,7 @@ impl World {
     /// Lets everything happen that is under way, and takes note of it.
     pub fn run(&self) {
         match &self.net {
-            Some(net) => {
-                assert!(self.cache.wait_posted(patience()));
-                net.run_until_idle();
-            }
+            Some(net) => self.run_posted(net),
             None => assert!(self.cache.wait(patience())),
         }
         self.cache.settle();
@@ -115,10 +112,16 @@ impl World {
     /// The same of the moves between device pool and host tier alone.
     pub fn run_moves(&self) {
         match &self.net {
-            Some(net) => net.run_until_idle(),
+            Some(net) => self.run_posted(net),
             None => assert!(self.cache.wait_moves(patience())),
         }
         self.cache.settle();
+    }
+
+    /// The clock of the network knows nothing of the thread that posts.
+    fn run_posted(&self, net: &SimNet) {
+        assert!(self.cache.wait_posted(patience()));
+        net.run_until_idle();
     }
 
     pub fn step(&self, count: u32) {
