@@ -22,6 +22,7 @@ mod metadata;
 mod mutants;
 mod rows;
 mod sim;
+mod soak;
 mod suites;
 mod test;
 mod tree;
@@ -51,6 +52,8 @@ enum Task {
     Mutants(mutants::Args),
     /// Runs the seeded hand-off simulation.
     Sim(sim::Args),
+    /// Uses a cache with storage from several threads for a long time and counts everything afterwards.
+    Soak(soak::Args),
     /// Runs the fuzz targets from the committed inputs.
     Fuzz(fuzz::Args),
     /// Runs the threaded tests under the thread sanitizer.
@@ -106,6 +109,7 @@ fn run(task: Task) -> Result<Outcome, Failure> {
         Task::Loom(args) => loom::run(&workspace, &args),
         Task::Mutants(args) => mutants::run(&workspace, &args),
         Task::Sim(args) => sim::run(&workspace, &args),
+        Task::Soak(args) => soak::run(&workspace, &args),
         Task::Fuzz(args) => fuzz::run(&workspace, &args),
         Task::Tsan(args) => tsan::run(&workspace, &args),
         Task::Arch => arch::run(&workspace),
