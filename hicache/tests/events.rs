@@ -11,10 +11,14 @@ use common::*;
 use kvgate_hicache::events::{
     Batch, BatchSink, Dialect, EventsConfig, KvEvents, Medium, ReportingTier,
 };
+use kvgate_hicache::identity::NamespaceDigest;
 use kvgate_hicache::record::RecordKind::Block;
+use kvgate_hicache::record::{Record, RecordId, Verified, Wanted};
 use kvgate_hicache::testkit::Sample;
 use kvgate_hicache::testkit::contract::{self, Damage, Subject, soon};
-use kvgate_hicache::tier::{MemoryTier, Tier};
+use kvgate_hicache::tier::{MemoryTier, Presence, Stored, Tier, TierStats};
+use kvgate_hicache::{Error, Miss};
+use kvgate_transfer::Deadline;
 use rmpv::Value;
 
 /// A router as the schema describes one: a batch is `[time, events, rank]`, an event a map with its name
@@ -339,9 +343,87 @@ fn a_tier_that_tells_keeps_the_contract() {
         assert_eq!(known().0 as u64, tier.stats().record_count.unwrap());
         contract::damage(&subject);
         let (count, blocks) = known();
-        assert_eq!(count, 1, "what was damaged is not told of: {blocks:?}");
+        let tier = subject.tier.lock().unwrap().clone().unwrap();
+        let expected = tier.stats().record_count.unwrap();
+        assert_eq!(count as u64, expected, "damaged, then whole: {blocks:?}");
         contract::restart(&subject);
         contract::readers_beside_writers(&subject);
         assert_eq!(known().0, 16);
     }
+}
+
+/// A tier with something of the test's own behind its next write.
+struct Behind {
+    tier: MemoryTier,
+    then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Tier for Behind {
+    fn name(&self) -> &str {
+        self.tier.name()
+    }
+    fn probe(&self, ids: &[RecordId], deadline: Deadline) -> Vec<Presence> {
+        self.tier.probe(ids, deadline)
+    }
+    fn read<'b>(
+        &self,
+        wanted: Wanted<'_>,
+        into: &'b mut [u8],
+        deadline: Deadline,
+    ) -> Result<Verified<'b>, Miss> {
+        self.tier.read(wanted, into, deadline)
+    }
+    fn write(&self, record: &Record<'_>, deadline: Deadline) -> Result<Stored, Error> {
+        let outcome = self.tier.write(record, deadline);
+        let then = self.then.lock().unwrap().take();
+        if let Some(then) = then {
+            then();
+        }
+        outcome
+    }
+    fn remove(&self, ns: NamespaceDigest, id: RecordId, d: Deadline) -> Result<bool, Error> {
+        self.tier.remove(ns, id, d)
+    }
+    fn record_limit_bytes(&self) -> u64 {
+        self.tier.record_limit_bytes()
+    }
+    fn drain_evicted(&self) -> Vec<RecordId> {
+        self.tier.drain_evicted()
+    }
+    fn stats(&self) -> TierStats {
+        self.tier.stats()
+    }
+}
+
+/// A record that another write evicts before its own one has told of it: it is gone, and not told of as there.
+#[test]
+fn what_is_evicted_while_it_is_told_of_is_not_there() {
+    let sample = Sample::small(2);
+    let events = KvEvents::new(EventsConfig::default());
+    let behind = Arc::new(Behind {
+        tier: MemoryTier::new(sample.shape(Block).record_bytes()),
+        then: Mutex::default(),
+    });
+    let tier = Arc::new(ReportingTier::new(
+        behind.clone(),
+        &events,
+        Medium::Disk,
+        256,
+    ));
+    let other = {
+        let (tier, sample) = (tier.clone(), sample.clone());
+        move || {
+            let stored = sample.with_record(Block, 1, |record| tier.write(record, soon()));
+            assert_eq!(stored.unwrap(), Stored::Written);
+        }
+    };
+    *behind.then.lock().unwrap() = Some(Box::new(other));
+    let stored = sample.with_record(Block, 0, |record| tier.write(record, soon()));
+    assert_eq!(stored.unwrap(), Stored::Written);
+    let mut router = Router::default();
+    router.flush(&events);
+    let known: Vec<_> = router.blocks.keys().cloned().collect();
+    let there = sample.id(Block, 1);
+    assert_eq!(tier.probe(&[there], soon()), [Presence::Present]);
+    assert_eq!(known, [there.key.0.to_vec()]);
 }

@@ -224,6 +224,7 @@ fn a_damaged_record_is_read_from_the_tier_behind() {
 /// A tier that fails now and then costs stores and hits, and never gives an error or a wrong byte.
 #[test]
 fn a_failing_tier_is_a_miss() {
+    let (mut hit_count, mut miss_count) = (0, 0);
     for fail_every in 1..8 {
         let memory = Arc::new(MemoryTier::new(ROOM));
         let faulty =
@@ -244,9 +245,13 @@ fn a_failing_tier_is_a_miss() {
             let (lease, restored) = second.resume(found, 1).unwrap();
             assert_eq!(restored, digests);
             drop(lease);
+            hit_count += 1;
+        } else {
+            miss_count += 1;
         }
         second.check_conserved();
     }
+    assert!(hit_count > 0 && miss_count > 0, "{hit_count} hits");
 }
 
 /// A wait ends at its deadline; the request is computed, and nothing is free before the read is over.

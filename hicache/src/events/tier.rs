@@ -1,5 +1,7 @@
 //! [`ReportingTier`]: a tier that tells which blocks it has.
 
+use std::collections::HashMap;
+
 use kvgate_kvcache::identity::{BlockKey, NamespaceDigest};
 use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::{Arc, Mutex};
@@ -18,9 +20,18 @@ pub struct ReportingTier<T: ?Sized> {
     events: KvEvents,
     medium: Medium,
     block_tokens: u32,
-    /// What has left by itself and was not asked for yet.
-    evicted: Mutex<Vec<RecordId>>,
+    told: Mutex<Told>,
     tier: Arc<T>,
+}
+
+/// What keeps the order of what is told. **Lock order.** Before that of the events and of the tier's own.
+#[derive(Debug, Default)]
+struct Told {
+    /// What has left by itself and was not asked for yet.
+    evicted: Vec<RecordId>,
+    /// Records that calls are about to tell of as stored: how many calls, and whether it was told of as gone since the
+    /// first of them began. Nobody knows then which came first, and it is not told of: fewer are known than there are.
+    under_way: HashMap<RecordId, (usize, bool)>,
 }
 
 impl<T: Tier + ?Sized> ReportingTier<T> {
@@ -35,7 +46,7 @@ impl<T: Tier + ?Sized> ReportingTier<T> {
             events: events.clone(),
             medium,
             block_tokens,
-            evicted: Mutex::new(Vec::new()),
+            told: Mutex::default(),
             tier,
         }
     }
@@ -54,19 +65,40 @@ impl<T: Tier + ?Sized> ReportingTier<T> {
         });
     }
 
-    fn removed(&self, id: &RecordId) {
+    fn begin(&self, told: &mut Told, id: &RecordId) {
+        told.under_way.entry(*id).or_default().0 += 1;
+    }
+
+    /// Tells of a record that was found or stored, unless it was told of as gone meanwhile.
+    fn end(&self, told: &mut Told, id: &RecordId, place: Option<(BlockKey, u64)>) {
+        let Some((calls, is_gone)) = told.under_way.get_mut(id) else {
+            return;
+        };
+        *calls -= 1;
+        let (is_last, is_gone) = (*calls == 0, *is_gone);
+        if is_last {
+            told.under_way.remove(id);
+        }
+        if let Some((parent, position)) = place.filter(|_| !is_gone) {
+            self.stored(id, parent, position);
+        }
+    }
+
+    fn removed(&self, told: &mut Told, id: &RecordId) {
+        if let Some((_, is_gone)) = told.under_way.get_mut(id) {
+            *is_gone = true;
+        }
         if id.kind == RecordKind::Block {
             let (key, medium) = (id.key, self.medium);
             self.events.tell(Event::Removed { key, medium });
         }
     }
 
-    fn note_evicted(&self) {
+    fn note_evicted(&self, told: &mut Told) {
         // One at a time, so that none is told of as gone that another call has stored again since.
-        let mut evicted = self.evicted.lock();
         let gone = self.tier.drain_evicted();
-        gone.iter().for_each(|id| self.removed(id));
-        evicted.extend(gone);
+        gone.iter().for_each(|id| self.removed(told, id));
+        told.evicted.extend(gone);
     }
 }
 
@@ -85,21 +117,31 @@ impl<T: Tier + ?Sized> Tier for ReportingTier<T> {
         into: &'b mut [u8],
         deadline: Deadline,
     ) -> Result<Verified<'b>, Miss> {
+        self.begin(&mut self.told.lock(), &wanted.id);
         let outcome = self.tier.read(wanted, into, deadline);
-        match &outcome {
-            Ok(_) => self.stored(&wanted.id, wanted.parent, wanted.position),
-            Err(miss) if *miss == Miss::Absent || miss.is_damage() => self.removed(&wanted.id),
-            Err(_) => {}
+        let mut told = self.told.lock();
+        let is_hit = outcome.is_ok();
+        let place = is_hit.then_some((wanted.parent, wanted.position));
+        self.end(&mut told, &wanted.id, place);
+        if let Err(miss) = &outcome
+            && (*miss == Miss::Absent || miss.is_damage())
+        {
+            self.removed(&mut told, &wanted.id);
         }
         outcome
     }
 
     fn write(&self, record: &Record<'_>, deadline: Deadline) -> Result<Stored, Error> {
+        let mut told = self.told.lock();
+        // What has gone before is told of before.
+        self.note_evicted(&mut told);
+        self.begin(&mut told, &record.id);
+        drop(told);
         let outcome = self.tier.write(record, deadline);
-        self.note_evicted();
-        if outcome.is_ok() {
-            self.stored(&record.id, record.parent, record.position);
-        }
+        let mut told = self.told.lock();
+        self.note_evicted(&mut told);
+        let place = outcome.is_ok().then_some((record.parent, record.position));
+        self.end(&mut told, &record.id, place);
         outcome
     }
 
@@ -110,7 +152,7 @@ impl<T: Tier + ?Sized> Tier for ReportingTier<T> {
         deadline: Deadline,
     ) -> Result<bool, Error> {
         // Before it goes: nobody is sent to what may be gone.
-        self.removed(&id);
+        self.removed(&mut self.told.lock(), &id);
         self.tier.remove(namespace, id, deadline)
     }
 
@@ -119,8 +161,9 @@ impl<T: Tier + ?Sized> Tier for ReportingTier<T> {
     }
 
     fn drain_evicted(&self) -> Vec<RecordId> {
-        self.note_evicted();
-        std::mem::take(&mut self.evicted.lock())
+        let mut told = self.told.lock();
+        self.note_evicted(&mut told);
+        std::mem::take(&mut told.evicted)
     }
 
     fn stats(&self) -> TierStats {

@@ -93,7 +93,7 @@ pub fn damage(subject: &dyn Subject) {
     cases.push(Damage::Replaced(sample.id(Block, 39)));
     let tier = subject.open();
     put(&*tier, &sample, Block, 39);
-    let mut applied = 0;
+    let (mut applied, mut again) = (0, 0);
     for (k, case) in cases.iter().enumerate() {
         let k = k as u32;
         put(&*tier, &sample, Block, k);
@@ -107,7 +107,14 @@ pub fn damage(subject: &dyn Subject) {
         let is_gone = *case == Damage::Gone || *case == Damage::Half;
         assert!(miss.is_damage() || is_gone, "{case:?}: {miss}");
         assert_eq!(tier.stats().miss_count(), before + 1, "{case:?}");
+        if miss.is_damage() {
+            // What was found damaged is not there any more, so that it can be stored again.
+            assert_eq!(put(&*tier, &sample, Block, k), Stored::Written, "{case:?}");
+            assert_eq!(read(&*tier, &sample, Block, k), Ok(()), "{case:?}");
+            again += 1;
+        }
     }
+    assert!(again >= 8, "only {again} records were stored again");
     assert!(applied >= 10, "only {applied} kinds of damage happened");
     assert_eq!(read(&*tier, &sample, Block, 39), Ok(()));
 }

@@ -91,7 +91,9 @@ impl MemoryTier {
         };
         change(&mut changed);
         let packed = packed.and_then(|mut packed| packed.change(&changed).then_some(packed));
+        let held_before_bytes = held.record_bytes();
         let held = packed.map_or_else(|| Held::Whole(changed), Held::Packed);
+        inner.used_bytes = inner.used_bytes + held.record_bytes() - held_before_bytes;
         inner.records.insert(*id, Arc::new(held));
         true
     }
@@ -112,15 +114,26 @@ impl Inner {
         true
     }
 
-    fn make_room(&mut self, needed_bytes: u64, capacity_bytes: u64) {
+    /// Answers whether there is room: what others are about to copy cannot go.
+    fn make_room(&mut self, needed_bytes: u64, capacity_bytes: u64) -> bool {
         while self.used_bytes + needed_bytes > capacity_bytes {
             let Some(oldest) = self.order.pop_front() else {
-                return;
+                return false;
             };
             if self.take(&oldest) {
                 self.evicted.push(oldest);
                 self.stats.evicted_count += 1;
             }
+        }
+        true
+    }
+
+    /// Removes a damaged record, if it is still this one: what is stored anew is whole.
+    fn remove_damaged(&mut self, id: &RecordId, damaged: &Arc<Held>) {
+        let found = self.records.get(id);
+        if found.is_some_and(|found| Arc::ptr_eq(found, damaged)) && self.take(id) {
+            self.order.retain(|other| other != id);
+            self.evicted.push(*id);
         }
     }
 
@@ -157,6 +170,11 @@ impl Tier for MemoryTier {
         };
         let mut inner = self.inner.lock();
         inner.stats.count_read(&outcome);
+        if let (Some(held), Err(miss)) = (&found, &outcome)
+            && miss.is_damage()
+        {
+            inner.remove_damaged(&wanted.id, held);
+        }
         outcome
     }
 
@@ -167,14 +185,14 @@ impl Tier for MemoryTier {
             inner.stats.duplicate_count += 1;
             return Ok(Stored::Present);
         }
-        if record_bytes > self.capacity_bytes {
+        let is_possible = record_bytes <= self.capacity_bytes;
+        if !is_possible || !inner.make_room(record_bytes, self.capacity_bytes) {
             inner.stats.failed_count += 1;
             return Err(Error::new(ErrorKind::Full {
                 needed_bytes: record_bytes,
                 capacity_bytes: self.capacity_bytes,
             }));
         }
-        inner.make_room(record_bytes, self.capacity_bytes);
         let packed_bytes = Packed::bytes_of(record.shape);
         let spare = inner.buffer(packed_bytes);
         // Counted before the copy, so that those who come meanwhile leave room for it.
@@ -237,5 +255,33 @@ impl fmt::Debug for MemoryTier {
         f.debug_struct("MemoryTier")
             .field("stats", &self.stats())
             .finish()
+    }
+}
+
+#[cfg(all(test, feature = "testkit"))]
+mod tests {
+    use super::*;
+    use crate::record::RecordKind::Block;
+    use crate::testkit::Sample;
+
+    /// Its room is taken and there is nothing of it yet that could be evicted.
+    #[test]
+    fn a_record_that_is_being_copied_keeps_its_room() {
+        let sample = Sample::small(3);
+        let bytes = sample.shape(Block).record_bytes();
+        let tier = MemoryTier::new(2 * bytes);
+        let put = |k| sample.with_record(Block, k, |record| tier.write(record, Deadline::now()));
+        put(0).expect("room for two");
+        // As another writer does before it copies.
+        tier.inner.lock().used_bytes += bytes;
+        put(1).expect("the first one goes");
+        tier.inner.lock().used_bytes += bytes;
+        let error = put(2).expect_err("both are taken");
+        assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+        let stats = tier.stats();
+        assert_eq!((stats.failed_count, stats.evicted_count), (1, 2));
+        tier.inner.lock().used_bytes -= 2 * bytes;
+        put(2).expect("they have failed");
+        assert_eq!(tier.stats().used_bytes, Some(bytes));
     }
 }
