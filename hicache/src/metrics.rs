@@ -192,6 +192,10 @@ fn register_storage(registry: &mut Registry, cache: &Hicache) {
         ("empty", fetches.empty),
         ("no_room", fetches.no_room),
         ("shared", fetches.shared),
+        ("computed", fetches.computed),
+        ("trimmed", fetches.trimmed),
+        ("unweighed", fetches.unweighed),
+        ("retried", fetches.retried),
         ("failed", fetches.failed),
         ("late", fetches.late),
     ] {

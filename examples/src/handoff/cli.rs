@@ -10,7 +10,7 @@ use super::fault::FaultSpec;
 use super::options::{
     Hold, HostOptions, IndexK, Latent, OutputOptions, PoolPages, PromptOptions, Transport, Verify,
 };
-use super::turns::{DECODED_TOKENS, StorageOptions, TierPages, TurnLengths, TurnOptions};
+use super::turns::{DECODED_TOKENS, Restore, StorageOptions, TierPages, TurnLengths, TurnOptions};
 use super::version;
 
 /// Tokens that a request decodes unless the user says otherwise.
@@ -179,6 +179,19 @@ struct TurnArgs {
     /// Whose prefixes they are: those of another salt are not found
     #[arg(long, value_name = "TEXT")]
     salt: Option<String>,
+    /// Whether a prefix that the directory or the store has is loaded or computed: what comes sooner by measured rates, or
+    /// always loaded
+    #[arg(long, value_enum, value_name = "HOW", default_value = "measured")]
+    restore: Restore,
+    /// Bytes per second out of the directory, and out of the store; what comes too late is computed
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    read_limit: Option<u64>,
+    /// Bytes per second into the directory, and into the store; no request waits for it
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    write_limit: Option<u64>,
+    /// Bytes into the directory, and into the store, in a day; the rest is not stored
+    #[arg(long, value_name = "BYTES")]
+    wear_limit: Option<u64>,
     /// Compare every turn bit for bit with a run without a cache
     #[arg(long)]
     verify_cold: bool,
@@ -477,6 +490,10 @@ impl TurnArgs {
             hicache: self.hicache.filter(|path| path.as_os_str() != "off"),
             remote: self.remote,
             salt: self.salt.unwrap_or_default(),
+            restore: self.restore,
+            read_limit: self.read_limit,
+            write_limit: self.write_limit,
+            wear_limit: self.wear_limit,
         };
         let is_asked = self.sessions.is_some()
             || self.turns.is_some()

@@ -23,6 +23,12 @@ pub struct StorageWork {
     pub fetches_failed: u64,
     /// Waits that ended at their deadline.
     pub fetches_late: u64,
+    /// Prefixes that were computed since that was faster than reading them.
+    pub fetches_computed: u64,
+    /// Prefixes whose end was computed since that was faster.
+    pub fetches_trimmed: u64,
+    /// Tokens of prompts that were computed in a second, as far as it is known.
+    pub prefill_tokens_per_s: Option<f64>,
 }
 
 impl StorageWork {
@@ -51,11 +57,12 @@ impl StorageWork {
         };
         let tiers: String = self.tiers.iter().map(of).collect();
         format!(
-            "{tiers}prefixes: {} fetched, {} of them shortened; {} fetches without a prefix, {} too late; {} stores dropped, {} incomplete",
+            "{tiers}prefixes: {} fetched, {} of them shortened; {} fetches without a prefix, {} too late, {} computed instead; {} stores dropped, {} incomplete",
             self.fetches_published,
             self.fetches_shortened,
             self.fetches_failed,
             self.fetches_late,
+            self.fetches_computed,
             self.stores_dropped,
             self.stores_failed,
         )
@@ -77,6 +84,12 @@ pub struct StorageTierWork {
     pub present: u64,
     /// Records that could not be stored.
     pub failed: u64,
+    /// Of these, those that a limit of bandwidth or of wear kept out.
+    pub limited: u64,
+    /// Bytes written to it by this process in the last day.
+    pub today_bytes: u64,
+    /// Bytes that came out of it in a second, as far as it is known.
+    pub read_bytes_per_s: Option<f64>,
     /// Verified records that were read.
     pub read_records: u64,
     /// Payload bytes of these.

@@ -4,9 +4,13 @@ use kvgate_kvcache::identity::Namespace;
 use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::Arc;
 
+use std::time::Duration;
+
 use super::{Found, Hicache, first_bytes};
 use crate::error::{Error, ErrorKind};
-use crate::storage::{Fetch, Storage, StorageConfig, StorageCounts, StorageEnd, StorageTier};
+use crate::storage::{
+    CostRates, Fetch, Storage, StorageConfig, StorageCounts, StorageEnd, StorageTier,
+};
 
 impl Hicache {
     /// Puts storage tiers behind the host tier. `namespace` is that of the two trees.
@@ -59,6 +63,19 @@ impl Hicache {
     /// Counts of the storage tiers; `None` without any, and after the shutdown, which answers the last ones.
     pub fn storage_counts(&self) -> Option<StorageCounts> {
         Some(self.storage()?.counts())
+    }
+
+    /// `tokens` of a prompt were computed in `elapsed`, waits for a load not counted. By this rate and those of the tiers
+    /// it is decided whether a prefix is loaded from them; without it, all are.
+    pub fn note_prefill(&self, tokens: u32, elapsed: Duration) {
+        if let Some(storage) = self.storage() {
+            storage.note_prefill(tokens, elapsed);
+        }
+    }
+
+    /// The measured rates by which loads from the storage tiers are weighed; `None` when they are not.
+    pub fn cost_rates(&self) -> Option<CostRates> {
+        self.storage()?.rates()
     }
 
     /// The storage tiers, nearest first.

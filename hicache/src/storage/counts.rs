@@ -38,6 +38,12 @@ pub struct StorageTierCounts {
     pub present: u64,
     /// Records that could not be stored.
     pub failed: u64,
+    /// Of these, those whose turn came too late by the limit of bandwidth, or were too many for the day.
+    pub limited: u64,
+    /// Bytes stored in this day, of 24 hours from the first record on.
+    pub today_bytes: u64,
+    /// Bytes stored in a full day, on average; `None` in the first one.
+    pub bytes_per_day: Option<u64>,
 }
 
 /// Prefixes that were to be stored.
@@ -72,6 +78,14 @@ pub struct FetchCounts {
     pub no_room: u64,
     /// Ended without: another one brought the same records meanwhile, or did not end in time.
     pub shared: u64,
+    /// Ended without: by the measured rates, computing is faster.
+    pub computed: u64,
+    /// Begun for a shorter prefix, the rest of which is computed faster than it is read.
+    pub trimmed: u64,
+    /// Begun although a rate was not known yet.
+    pub unweighed: u64,
+    /// Begun from a slow tier, to see whether it still is one.
+    pub retried: u64,
     /// Ended without: nothing that was read was enough to go on from.
     pub failed: u64,
     /// Waits that ended at their deadline: the request was computed.

@@ -9,7 +9,7 @@ use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 
 use super::stack::{PrefetchPolicy, Shared};
-use super::{Claims, FetchCounts, contained, rows};
+use super::{Claims, FetchCounts, contained, rows, weigh};
 use crate::miss::Miss;
 use crate::record::{RecordId, RecordKind, RecordShape, Verified, Wanted};
 use crate::tier::Presence;
@@ -88,13 +88,15 @@ pub(super) struct FetchJob {
 }
 
 /// What a fetch is going to bring.
-struct Plan {
+pub(super) struct Plan {
+    /// Tokens that the request has without it.
+    pub(super) known_tokens: u32,
     /// Blocks that the host tier has.
-    held: usize,
+    pub(super) held: usize,
     /// Of each block behind them, the nearest tier that has it.
-    blocks: Vec<usize>,
+    pub(super) blocks: Vec<usize>,
     /// Ends to go on from, the last one first, with the nearest tier that has each; as a number of blocks.
-    ends: Vec<(usize, usize)>,
+    pub(super) ends: Vec<(usize, usize)>,
 }
 
 /// Why a fetch brought nothing.
@@ -102,6 +104,7 @@ enum Nothing {
     Empty,
     NoRoom,
     Shared,
+    Computed,
     Failed,
 }
 
@@ -175,6 +178,7 @@ fn count(counts: &mut FetchCounts, outcome: &Result<(u32, bool), Nothing>) {
         Err(Nothing::Empty) => counts.empty += 1,
         Err(Nothing::NoRoom) => counts.no_room += 1,
         Err(Nothing::Shared) => counts.shared += 1,
+        Err(Nothing::Computed) => counts.computed += 1,
         Err(Nothing::Failed) => counts.failed += 1,
     }
 }
@@ -199,7 +203,7 @@ fn fetch(shared: &Shared, job: &FetchJob, payload: &mut Vec<u8>) -> Result<(u32,
         if job.fetch.is_due_to_end() || shared.is_ending() {
             return Err(Nothing::Failed);
         }
-        let plan = Plan::make(shared, job).ok_or(match has_waited {
+        let mut plan = Plan::make(shared, job).ok_or(match has_waited {
             true => Nothing::Shared,
             false => Nothing::Empty,
         })?;
@@ -216,6 +220,9 @@ fn fetch(shared: &Shared, job: &FetchJob, payload: &mut Vec<u8>) -> Result<(u32,
         if ready_blocks(shared, job) != plan.held {
             has_waited = true;
             continue;
+        }
+        if !weigh::weigh(shared, &mut plan) {
+            return Err(Nothing::Computed);
         }
         let outcome = carry_out(shared, job, &plan, payload);
         drop(claim);
@@ -275,7 +282,12 @@ impl Plan {
         ends.reverse();
         let (last, _) = *ends.first()?;
         blocks.truncate(last.saturating_sub(held));
-        Some(Plan { held, blocks, ends })
+        Some(Plan {
+            known_tokens: known,
+            held,
+            blocks,
+            ends,
+        })
     }
 
     /// Every record that it may read.
@@ -473,12 +485,20 @@ impl Reading<'_> {
     }
 
     fn read<'b>(&self, tier: usize, payload: &'b mut [u8]) -> Option<Verified<'b>> {
-        let began = Instant::now();
-        let tiers = &self.shared.config.tiers;
+        let (shared, began) = (self.shared, Instant::now());
+        if !shared.gates[tier].pass_read(self.shape.record_bytes(), self.deadline) {
+            let counts = &mut shared.counts.lock().tiers[tier];
+            *counts.misses.entry("limited").or_default() += 1;
+            return None;
+        }
+        let tier_of = &shared.config.tiers[tier].tier;
         let wanted = self.wanted();
-        let outcome = tiers[tier].tier.read(wanted, payload, self.deadline);
+        let outcome = tier_of.read(wanted, payload, self.deadline);
         let outcome = outcome.and_then(|record| is_answer(&wanted, record));
-        let mut counts = self.shared.counts.lock();
+        if let Some(cost) = &shared.cost {
+            weigh::note_read(cost, tier, &outcome, began.elapsed());
+        }
+        let mut counts = shared.counts.lock();
         let counts = &mut counts.tiers[tier];
         match outcome {
             Ok(record) => {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 use kvgate_kvcache::Hit;
 use kvgate_kvcache::identity::{BlockKey, KeyChain, Namespace};
@@ -10,8 +11,11 @@ use kvgate_transfer::Deadline;
 use kvgate_transfer::sync::{Arc, AtomicBool, Mutex, Ordering, thread};
 
 use super::fetch::{self, Fetch, FetchJob};
+use super::gate::TierGate;
 use super::store::{self, StoreJob};
-use super::{Claims, Queue, StorageCounts, StorageTierCounts};
+use super::{
+    Claims, CostConfig, CostModel, CostRates, Queue, StorageCounts, StorageTierCounts, TierLimits,
+};
 use crate::error::{Error, ErrorKind};
 use crate::host::HostLease;
 use crate::record::RecordShape;
@@ -105,11 +109,15 @@ pub struct StorageConfig {
     pub fetch_threads: usize,
     /// Time that one record may take to be stored, in milliseconds.
     pub store_deadline_ms: u64,
+    /// Whether a prefix is loaded or computed is decided by measured rates; `None`: it is always loaded.
+    pub cost: Option<CostConfig>,
+    /// What each tier may take and give, nearest first. Those behind the last of these have no limit.
+    pub limits: Vec<TierLimits>,
 }
 
 impl StorageConfig {
     /// These tiers, nearest first, and the defaults: write-through, [`PrefetchPolicy::default`], promotion, two threads
-    /// each way.
+    /// each way, loads weighed, no limits.
     pub fn new(tiers: Vec<StorageTier>) -> StorageConfig {
         StorageConfig {
             tiers,
@@ -122,12 +130,14 @@ impl StorageConfig {
             store_threads: 2,
             fetch_threads: 2,
             store_deadline_ms: 10_000,
+            cost: Some(CostConfig::default()),
+            limits: Vec::new(),
         }
     }
 }
 
 /// What an orderly end left.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StorageEnd {
     /// Whether every store that was begun is over.
     pub is_drained: bool,
@@ -135,6 +145,8 @@ pub struct StorageEnd {
     pub dropped: u64,
     /// The last counts of the storage tiers.
     pub counts: StorageCounts,
+    /// The last rates by which loads were weighed, if they were.
+    pub rates: Option<CostRates>,
 }
 
 /// What the workers and the callers share.
@@ -152,6 +164,9 @@ pub(super) struct Shared {
     is_left: AtomicBool,
     pub(super) memory: Mutex<Memory>,
     pub(super) counts: Mutex<StorageCounts>,
+    pub(super) cost: Option<CostModel>,
+    /// One for each tier.
+    pub(super) gates: Vec<TierGate>,
 }
 
 /// What is remembered of prefixes. **Lock order.** A leaf, like that of the counts.
@@ -218,6 +233,10 @@ impl Storage {
             is_left: AtomicBool::new(false),
             memory: Mutex::new(Memory::default()),
             counts: Mutex::new(counts),
+            cost: config
+                .cost
+                .map(|cost| CostModel::new(cost, config.tiers.len())),
+            gates: gates_of(&config),
             host: Arc::clone(host),
             namespace,
             config,
@@ -358,7 +377,23 @@ impl Storage {
 
     /// Counts since the start.
     pub(crate) fn counts(&self) -> StorageCounts {
-        self.shared.counts.lock().clone()
+        let mut counts = self.shared.counts.lock().clone();
+        for (tier, gate) in counts.tiers.iter_mut().zip(&self.shared.gates) {
+            (tier.today_bytes, tier.bytes_per_day) = gate.wear();
+        }
+        counts
+    }
+
+    /// A prompt was computed.
+    pub(crate) fn note_prefill(&self, tokens: u32, elapsed: Duration) {
+        if let Some(cost) = &self.shared.cost {
+            cost.note_prefill(tokens, elapsed);
+        }
+    }
+
+    /// The rates by which loads are weighed; `None` when they are not.
+    pub(crate) fn rates(&self) -> Option<CostRates> {
+        self.shared.cost.as_ref().map(CostModel::rates)
     }
 
     /// The tiers, nearest first.
@@ -400,6 +435,7 @@ impl Storage {
             is_drained: is_drained && is_idle,
             dropped,
             counts: self.counts(),
+            rates: self.rates(),
         }
     }
 
@@ -407,6 +443,7 @@ impl Storage {
     fn end(&self) -> u64 {
         let shared = &self.shared;
         shared.is_ending.store(true, Ordering::Release);
+        shared.gates.iter().for_each(TierGate::close);
         for job in shared.fetches.close() {
             fetch::give_up(shared, &job);
         }
@@ -414,6 +451,13 @@ impl Storage {
         shared.counts.lock().stores.dropped += dropped;
         dropped
     }
+}
+
+fn gates_of(config: &StorageConfig) -> Vec<TierGate> {
+    let limits = config.limits.iter().copied();
+    let limits = limits.chain(std::iter::repeat(TierLimits::default()));
+    let limits = limits.take(config.tiers.len());
+    limits.map(TierGate::new).collect()
 }
 
 impl Shared {

@@ -129,13 +129,23 @@ fn missing_in(shared: &Shared, tier_count: usize, ids: &[RecordId]) -> Vec<Optio
 
 fn write(shared: &Shared, tier: usize, record: &Record<'_>) -> Result<(), Error> {
     let deadline = Deadline::after_ms(shared.config.store_deadline_ms);
+    let (gate, record_bytes) = (&shared.gates[tier], record.shape.record_bytes());
+    if let Err(error) = gate.pass_write(record_bytes, deadline) {
+        let counts = &mut shared.counts.lock().tiers[tier];
+        counts.failed += 1;
+        counts.limited += 1;
+        return Err(error);
+    }
     let outcome = shared.config.tiers[tier].tier.write(record, deadline);
+    if let Ok(Stored::Written) = &outcome {
+        gate.written(record_bytes);
+    }
     let mut counts = shared.counts.lock();
     let counts = &mut counts.tiers[tier];
     match outcome {
         Ok(Stored::Written) => {
             counts.stored += 1;
-            counts.stored_bytes += record.shape.record_bytes();
+            counts.stored_bytes += record_bytes;
         }
         Ok(Stored::Present) => counts.present += 1,
         Err(error) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
+use kvgate_hicache::cache::Origin;
 use kvgate_kvcache::Room;
 use kvgate_model::Logits;
 
@@ -44,6 +45,7 @@ pub(super) fn compute(
     let mut found = begun.found;
     let start = found.map_or(0, |(tokens, _)| tokens);
     let mut caches = PrefillCaches::new(side, flight, begun.lease)?;
+    let mut begun_at = Instant::now();
     let mut pass = run(side, tiers, flight, tell, &mut caches, start)?;
     if matches!(pass, Pass::Missed) {
         found = None;
@@ -53,6 +55,7 @@ pub(super) fn compute(
             return Ok(None);
         };
         caches.begin_again(lease);
+        begun_at = Instant::now();
         pass = run(side, tiers, flight, tell, &mut caches, 0)?;
     }
     let last = match pass {
@@ -63,6 +66,11 @@ pub(super) fn compute(
             return ended;
         }
     };
+    // Nothing was waited for: the time is that of the model.
+    if matches!(found, None | Some((_, Origin::Device))) {
+        let tokens = flight.prompt_ids.len() as u32 - found.map_or(0, |(tokens, _)| tokens);
+        tiers.cache.note_prefill(tokens, begun_at.elapsed());
+    }
     let load = caches
         .attached_at()
         .map(|at| at.saturating_duration_since(looked_up));

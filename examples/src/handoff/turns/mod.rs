@@ -14,7 +14,7 @@ use super::failure::Failure;
 
 use schedule::Plan;
 
-pub use storage::StorageOptions;
+pub use storage::{Restore, StorageOptions};
 
 /// Tokens that every turn decodes; they become part of the conversation.
 pub(crate) const DECODED_TOKENS: u32 = 16;

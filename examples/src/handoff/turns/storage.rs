@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvgate_hicache::log::{LogConfig, SegmentLog};
-use kvgate_hicache::storage::{Place, StorageConfig, StorageCounts, StorageEnd, StorageTier};
+use kvgate_hicache::storage::{
+    CostConfig, Limit, Place, StorageConfig, StorageEnd, StorageTier, TierLimits,
+};
 use kvgate_hicache::tier::Tier;
 use kvgate_hicache::{Error, ErrorKind, Hicache};
 use kvgate_kvcache::identity::Namespace;
@@ -19,6 +21,17 @@ use crate::handoff::report::{StorageTierWork, StorageWork};
 #[cfg(feature = "redis")]
 const REMOTE_PREFIX: &str = "kvgate";
 
+/// Whether a prefix that a storage tier has is loaded or computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restore {
+    /// What comes sooner, by measured rates; loaded as long as they are not known.
+    #[default]
+    Measured,
+    /// Always loaded.
+    Always,
+}
+
 /// Where prefixes are kept beyond the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StorageOptions {
@@ -28,12 +41,37 @@ pub struct StorageOptions {
     pub remote: Option<String>,
     /// Whose prefixes they are: another salt finds none of them.
     pub salt: String,
+    /// Whether they are loaded or computed.
+    pub restore: Restore,
+    /// Bytes per second out of each storage tier.
+    pub read_limit: Option<u64>,
+    /// Bytes per second into each.
+    pub write_limit: Option<u64>,
+    /// Bytes into each in 24 hours.
+    pub wear_limit: Option<u64>,
+}
+
+impl StorageOptions {
+    fn limits(&self) -> TierLimits {
+        // A second's worth may pass at once.
+        let limit = |bytes_per_s| Limit {
+            bytes_per_s,
+            burst_bytes: bytes_per_s,
+        };
+        TierLimits {
+            read: self.read_limit.map(limit),
+            write: self.write_limit.map(limit),
+            wear_bytes_per_day: self.wear_limit,
+        }
+    }
 }
 
 /// The storage tiers of a run.
 pub(crate) struct Stores {
     log: Option<Arc<SegmentLog>>,
     tiers: Vec<StorageTier>,
+    cost: Option<CostConfig>,
+    limits: TierLimits,
 }
 
 impl Stores {
@@ -46,6 +84,8 @@ impl Stores {
         let mut stores = Stores {
             log: None,
             tiers: Vec::new(),
+            cost: (options.restore == Restore::Measured).then(CostConfig::default),
+            limits: options.limits(),
         };
         if let Some(path) = &options.hicache {
             let log = SegmentLog::open_directory(path, LogConfig::default());
@@ -75,7 +115,11 @@ impl Stores {
         if self.tiers.is_empty() {
             return Ok(cache);
         }
-        let config = StorageConfig::new(self.tiers.clone());
+        let config = StorageConfig {
+            cost: self.cost,
+            limits: vec![self.limits; self.tiers.len()],
+            ..StorageConfig::new(self.tiers.clone())
+        };
         let attached = cache.with_storage(namespace, config);
         attached.map_err(|error| Failure::new(FailureKind::BadInput, error.to_string()))
     }
@@ -84,7 +128,7 @@ impl Stores {
     /// after a crash the next time, so that is a note.
     pub(crate) fn close(self, end: &StorageEnd, deadline: Deadline) -> StorageWork {
         let work = StorageWork {
-            tiers: self.work_of(&end.counts),
+            tiers: self.work_of(end),
             is_drained: end.is_drained,
             stores_dropped: end.counts.stores.dropped,
             stores_failed: end.counts.stores.failed,
@@ -92,6 +136,9 @@ impl Stores {
             fetches_shortened: end.counts.fetches.shortened,
             fetches_failed: end.counts.fetches.failed,
             fetches_late: end.counts.fetches.late,
+            fetches_computed: end.counts.fetches.computed,
+            fetches_trimmed: end.counts.fetches.trimmed,
+            prefill_tokens_per_s: end.rates.as_ref().and_then(|r| r.prefill_tokens_per_s),
         };
         drop(self.tiers);
         let log = self.log.map(Arc::try_unwrap);
@@ -107,23 +154,28 @@ impl Stores {
         work
     }
 
-    fn work_of(&self, counts: &StorageCounts) -> Vec<StorageTierWork> {
-        let of = |(tier, counts): (&StorageTier, &kvgate_hicache::storage::StorageTierCounts)| {
+    fn work_of(&self, end: &StorageEnd) -> Vec<StorageTierWork> {
+        let rate = |at: usize| *end.rates.as_ref()?.read_bytes_per_s.get(at)?;
+        let of = |(at, tier): (usize, &StorageTier)| {
+            let counts = end.counts.tiers.get(at).cloned().unwrap_or_default();
             let misses = counts.misses.iter();
             StorageTierWork {
                 tier: name_of(tier.place).to_owned(),
-                store: counts.name.clone(),
+                store: counts.name,
                 stored: counts.stored,
                 stored_bytes: counts.stored_bytes,
                 present: counts.present,
                 failed: counts.failed,
+                limited: counts.limited,
+                today_bytes: counts.today_bytes,
+                read_bytes_per_s: rate(at),
                 read_records: counts.read_records,
                 read_bytes: counts.read_bytes,
                 read_ms: counts.read_us as f64 / 1_000.0,
                 misses: misses.map(|(cause, n)| ((*cause).to_owned(), *n)).collect(),
             }
         };
-        self.tiers.iter().zip(&counts.tiers).map(of).collect()
+        self.tiers.iter().enumerate().map(of).collect()
     }
 }
 
