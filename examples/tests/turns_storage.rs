@@ -119,34 +119,6 @@ fn a_second_run_goes_on_from_the_directory_and_no_other_cache_does() {
     assert_eq!(of_tier(&again, "storage", "first_turn_hits"), 2, "{again}");
 }
 
-/// A directory that may take nothing more today gives what it has, and the run says what was kept out.
-#[test]
-fn a_limit_of_wear_keeps_records_out_and_no_bits_wrong() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("cache");
-    let kept = ["--hicache", text(&dir), "--restore", "always"];
-    let none = good(&turns("1", &[&kept[..], &["--wear-limit", "1"]].concat()));
-    let tier = &none["storage"]["tiers"][0];
-    assert_eq!(
-        (&tier["stored"], &tier["today_bytes"]),
-        (&0.into(), &0.into())
-    );
-    assert!(tier["limited"].as_u64() > Some(0), "{none}");
-    assert!(
-        none["storage"]["stores_failed"].as_u64() > Some(0),
-        "{none}"
-    );
-    let all = good(&turns("1", &kept));
-    let tier = &all["storage"]["tiers"][0];
-    assert_eq!(tier["today_bytes"], tier["stored_bytes"], "{all}");
-    // A byte per second: the first record passes, and what comes after it is computed.
-    let slow = ["--verify-cold", "--read-limit", "1"];
-    let slow = verified(&turns("1", &[&kept[..], &slow].concat()));
-    let tier = &slow["storage"]["tiers"][0];
-    assert!(tier["misses"]["limited"].as_u64() > Some(0), "{slow}");
-    assert_eq!(of_tier(&slow, "storage", "hits"), 0, "{slow}");
-}
-
 /// A flipped bit, a cut file, two records in each other's place: a miss each, named by the tool, and no wrong bit.
 #[test]
 fn a_damaged_directory_is_named_and_costs_hits_only() {

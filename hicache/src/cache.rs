@@ -3,11 +3,14 @@
 #[cfg(not(kv_loom))]
 mod behind;
 
+use std::time::Duration;
+
 use kvgate_kvcache::identity::NamespaceDigest;
 use kvgate_kvcache::{CacheSchema, ComponentRow, Hit, PrefixLease};
 use kvgate_transfer::sync::{Arc, AtomicU64, Mutex, Ordering};
 use kvgate_transfer::{Cause, Deadline, Epoch, PeerId, StageId};
 
+use crate::figures::Lengths;
 use crate::flight::{Begun, Ends, Move, Poster, Progress, TIER_EPOCHS, backup, given_up, loadback};
 use crate::host::pin;
 use crate::side::{Side, tokens_of};
@@ -120,6 +123,7 @@ struct State {
     backups: Vec<Move>,
     loads: Vec<Move>,
     counts: Counts,
+    lengths: [Lengths; 4],
     last_failure: Option<Cause>,
 }
 
@@ -193,6 +197,9 @@ impl Hicache {
             self.note_use(&tokens[..*found_tokens as usize]);
         }
         let mut state = self.state.lock();
+        if let Some((_, tokens, origin)) = &found {
+            state.lengths[*origin as usize].note(*tokens);
+        }
         let counts = &mut state.counts;
         match &found {
             Some((_, tokens, origin)) => {
@@ -310,6 +317,7 @@ impl Hicache {
             loads,
             counts,
             last_failure,
+            ..
         } = &mut *state;
         let landed = settle_moves(backups, &self.host, &mut counts.backups, last_failure);
         let _loaded = settle_moves(loads, &self.device, &mut counts.loads, last_failure);
@@ -408,6 +416,18 @@ impl Hicache {
     pub fn open_moves(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.backups.len(), state.loads.len())
+    }
+
+    /// Lengths of the prefixes that were found there.
+    pub fn hit_lengths(&self, origin: Origin) -> Lengths {
+        self.state.lock().lengths[origin as usize]
+    }
+
+    /// Ages of the oldest backup and the oldest load that are under way or whose slots are not proven quiet.
+    pub fn oldest_moves(&self) -> (Option<Duration>, Option<Duration>) {
+        let state = self.state.lock();
+        let oldest = |moves: &[Move]| moves.iter().map(Move::age).max();
+        (oldest(&state.backups), oldest(&state.loads))
     }
 
     /// Why the last move failed that did.

@@ -10,6 +10,7 @@
 //! * [`tier`] is what every place that keeps records looks like.
 //! * [`log`] keeps records on the local disk.
 //! * [`storage`] puts tiers behind the host tier: stores, fetches, their policies and figures.
+//! * [`figures`] are counts of lengths and of components.
 //! * `testkit` (feature) has what a tier is tested with: a disk with crashes and faults, records whose
 //!   content follows from their name.
 //! * `events` (feature) tells a router what is where.
@@ -25,6 +26,7 @@ pub mod cache;
 pub mod error;
 #[cfg(all(feature = "events", not(kv_loom)))]
 pub mod events;
+pub mod figures;
 pub mod flight;
 pub mod host;
 #[cfg(not(kv_loom))]

@@ -1,6 +1,8 @@
 //! What a cache has counted, as Prometheus text. Everything is read from the counts when the text is made, so nothing
 //! is counted twice.
 
+mod detail;
+
 use prometheus_client::encoding::{EncodeLabelSet, prometheus_text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -64,7 +66,8 @@ struct OfCause {
 impl Hicache {
     /// What happened since the start and what is there now, as Prometheus text (format 0.0.4): hits by tier, slots by
     /// state, quarantined ones, moves between the tiers of memory, stores and fetches of the storage tiers, and for each of
-    /// these its bytes, records, misses by cause and use.
+    /// these its bytes, records, misses by cause and use, what each component came to, limits, rates and ages. docs/metrics.md
+    /// has every series.
     pub fn metrics_text(&self) -> String {
         let mut registry = Registry::with_prefix("kvgate");
         register_lookups(&mut registry, self);
@@ -72,6 +75,7 @@ impl Hicache {
         register_moves(&mut registry, self);
         register_storage(&mut registry, self);
         register_tiers(&mut registry, self);
+        detail::register(&mut registry, self);
         let mut text = String::new();
         prometheus_text::encode(&mut text, &registry)
             .expect("a string takes everything that is written to it");

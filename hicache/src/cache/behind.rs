@@ -84,6 +84,12 @@ impl Hicache {
         storage.map_or_else(Vec::new, |storage| storage.tiers().to_vec())
     }
 
+    /// Ages of the oldest store and the oldest fetch that wait or run.
+    pub fn oldest_storage(&self) -> (Option<Duration>, Option<Duration>) {
+        self.storage()
+            .map_or((None, None), |storage| storage.oldest())
+    }
+
     /// Stores and fetches that wait or run.
     pub fn open_storage(&self) -> (usize, usize) {
         self.storage().map_or((0, 0), |storage| storage.open())

@@ -12,6 +12,8 @@ pub(crate) mod loadback;
 mod poster;
 mod posts;
 
+use std::time::{Duration, Instant};
+
 use kvgate_kvcache::{
     DrainingFlight, Hit, InFlight, LayerId, PrefixLease, Room, TransferPlan, WriterLayers,
 };
@@ -59,6 +61,7 @@ pub(crate) enum Begun {
 /// A prefix on its way.
 #[derive(Debug)]
 pub(crate) struct Move {
+    begun_at: Instant,
     tokens: Vec<u32>,
     to_from: PeerId,
     posts: Arc<Posts<TransferHandle>>,
@@ -137,6 +140,7 @@ pub(crate) fn begin(
     let posts = Arc::new(Posts::new());
     let posted = post(ends, plan, pin, &flight, priority, &posts);
     let mut begun = Move {
+        begun_at: Instant::now(),
         tokens: tokens.to_vec(),
         to_from: ends.to_from,
         posts,
@@ -194,6 +198,11 @@ impl Move {
     /// The prefix.
     pub(crate) fn into_tokens(self) -> Vec<u32> {
         self.tokens
+    }
+
+    /// Time since it began.
+    pub(crate) fn age(&self) -> Duration {
+        self.begun_at.elapsed()
     }
 
     /// Whether it can still land.

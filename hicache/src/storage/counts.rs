@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::figures::ComponentTable;
+
 /// What happened since the start. Each number only grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageCounts {
@@ -40,6 +42,10 @@ pub struct StorageTierCounts {
     pub failed: u64,
     /// Of these, those whose turn came too late by the limit of bandwidth, or were too many for the day.
     pub limited: u64,
+    /// Time in writes that stored a record, in microseconds.
+    pub stored_us: u64,
+    /// What each component came to.
+    pub components: ComponentTable,
     /// Bytes stored in this day, of 24 hours from the first record on.
     pub today_bytes: u64,
     /// Bytes stored in a full day, on average; `None` in the first one.

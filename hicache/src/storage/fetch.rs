@@ -10,6 +10,7 @@ use kvgate_transfer::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 
 use super::stack::{PrefetchPolicy, Shared};
 use super::{Claims, FetchCounts, contained, rows, weigh};
+use crate::figures::note_parts;
 use crate::miss::Miss;
 use crate::record::{RecordId, RecordKind, RecordShape, Verified, Wanted};
 use crate::tier::Presence;
@@ -22,6 +23,7 @@ const GRACE: Duration = Duration::from_millis(250);
 /// A prefix on its way out of the storage tiers.
 #[derive(Debug)]
 pub struct Fetch {
+    begun_at: Instant,
     deadline: Deadline,
     is_stopped: AtomicBool,
     /// Tokens of the prefix that it has published, once it is over; 0 for none.
@@ -32,11 +34,17 @@ pub struct Fetch {
 impl Fetch {
     fn new(deadline: Deadline) -> Fetch {
         Fetch {
+            begun_at: Instant::now(),
             deadline,
             is_stopped: AtomicBool::new(false),
             outcome: Mutex::new(None),
             over: Condvar::default(),
         }
+    }
+
+    /// Time since it began.
+    pub fn age(&self) -> Duration {
+        self.begun_at.elapsed()
     }
 
     /// When it stops by itself.
@@ -503,11 +511,16 @@ impl Reading<'_> {
         match outcome {
             Ok(record) => {
                 counts.read_records += 1;
+                note_parts(&mut counts.components, self.shape, |c| &mut c.read_bytes);
                 counts.read_bytes += record.payload_bytes();
                 counts.read_us += began.elapsed().as_micros() as u64;
                 Some(record)
             }
             Err(miss) => {
+                if let Miss::Checksum { component, .. } = &miss {
+                    let damaged = counts.components.entry(component.id());
+                    damaged.or_default().damaged += 1;
+                }
                 *counts.misses.entry(miss.label()).or_default() += 1;
                 None
             }

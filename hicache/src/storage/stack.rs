@@ -1,8 +1,8 @@
 //! [`Storage`]: the tiers, their workers, and what both share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvgate_kvcache::Hit;
 use kvgate_kvcache::identity::{BlockKey, KeyChain, Namespace};
@@ -174,11 +174,23 @@ pub(super) struct Shared {
 pub(super) struct Memory {
     /// Fetches that wait or run, by the last block that they may bring.
     pub(super) flying: HashMap<BlockKey, Arc<Fetch>>,
+    /// Stores that wait or run, and since when; by a number of their own.
+    storing: BTreeMap<u64, Instant>,
+    next_store: u64,
     /// Ends that came out of a tier and nobody has gone on from yet, with the number of the tier.
     arrivals: HashMap<BlockKey, usize>,
     sightings: HashMap<BlockKey, u32>,
     /// Prefixes of the host tier that are not stored.
     dirty: VecDeque<Arc<[u32]>>,
+}
+
+impl Memory {
+    fn begin_store(&mut self) -> u64 {
+        let number = self.next_store;
+        self.next_store += 1;
+        self.storing.insert(number, Instant::now());
+        number
+    }
 }
 
 /// The storage tiers of one cache. Dropped without a shutdown, it begins nothing more and waits for what its workers have
@@ -410,6 +422,14 @@ impl Storage {
         )
     }
 
+    /// Ages of the oldest store and the oldest fetch that wait or run.
+    pub(crate) fn oldest(&self) -> (Option<Duration>, Option<Duration>) {
+        let memory = self.shared.memory.lock();
+        let stores = memory.storing.values().map(Instant::elapsed).max();
+        let fetches = memory.flying.values().map(|fetch| fetch.age()).max();
+        (stores, fetches)
+    }
+
     /// Blocks until nothing is on its way in or out. `false` at the deadline, which changes nothing.
     pub(crate) fn wait_idle(&self, deadline: Deadline) -> bool {
         // A fetch may leave a store behind.
@@ -447,7 +467,9 @@ impl Storage {
         for job in shared.fetches.close() {
             fetch::give_up(shared, &job);
         }
-        let dropped = shared.stores.close().len() as u64;
+        let jobs = shared.stores.close();
+        jobs.iter().for_each(|job| shared.end_store(job.number));
+        let dropped = jobs.len() as u64;
         shared.counts.lock().stores.dropped += dropped;
         dropped
     }
@@ -472,17 +494,28 @@ impl Shared {
             }
         };
         let chain = KeyChain::of(&self.namespace, tokens);
+        let number = self.memory.lock().begin_store();
         let job = StoreJob {
+            number,
             lease,
             keys: chain.keys().to_vec(),
             tier_count,
         };
         let outcome = self.stores.push(job);
         let mut counts = self.counts.lock();
-        match outcome {
+        match &outcome {
             Ok(()) => counts.stores.queued += 1,
             Err(_) => counts.stores.dropped += 1,
         }
+        drop(counts);
+        if outcome.is_err() {
+            self.end_store(number);
+        }
+    }
+
+    /// A store is over, or was not taken.
+    pub(super) fn end_store(&self, number: u64) {
+        self.memory.lock().storing.remove(&number);
     }
 
     /// Remembers where the end of a prefix came from.

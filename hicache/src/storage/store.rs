@@ -1,5 +1,7 @@
 //! From the host tier into the storage tiers.
 
+use std::time::Instant;
+
 use kvgate_kvcache::identity::BlockKey;
 use kvgate_kvcache::schema::PAGE_TOKENS;
 use kvgate_transfer::Deadline;
@@ -7,6 +9,7 @@ use kvgate_transfer::Deadline;
 use super::stack::Shared;
 use super::{contained, rows};
 use crate::error::{Error, ErrorKind};
+use crate::figures::note_parts;
 use crate::host::HostLease;
 use crate::record::{Record, RecordId, RecordKind, RecordShape};
 use crate::tier::{Presence, Stored};
@@ -14,6 +17,8 @@ use crate::tier::{Presence, Stored};
 /// A prefix that is to be stored, and the pin that keeps it until it is.
 #[derive(Debug)]
 pub(super) struct StoreJob {
+    /// Its own, for its age.
+    pub(super) number: u64,
     pub(super) lease: HostLease,
     /// The keys of its blocks.
     pub(super) keys: Vec<BlockKey>,
@@ -32,6 +37,7 @@ pub(super) fn work(shared: &Shared) {
             false => counts.stores.failed += 1,
         }
         drop(counts);
+        shared.end_store(job.number);
         // The pin ends with the last write, and before the store counts as over.
         drop(job);
         drop(running);
@@ -136,6 +142,7 @@ fn write(shared: &Shared, tier: usize, record: &Record<'_>) -> Result<(), Error>
         counts.limited += 1;
         return Err(error);
     }
+    let begun = Instant::now();
     let outcome = shared.config.tiers[tier].tier.write(record, deadline);
     if let Ok(Stored::Written) = &outcome {
         gate.written(record_bytes);
@@ -145,6 +152,10 @@ fn write(shared: &Shared, tier: usize, record: &Record<'_>) -> Result<(), Error>
     match outcome {
         Ok(Stored::Written) => {
             counts.stored += 1;
+            counts.stored_us += begun.elapsed().as_micros() as u64;
+            note_parts(&mut counts.components, record.shape, |c| {
+                &mut c.stored_bytes
+            });
             counts.stored_bytes += record_bytes;
         }
         Ok(Stored::Present) => counts.present += 1,
