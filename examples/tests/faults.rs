@@ -190,10 +190,10 @@ fn a_fault_without_a_live_row_proves_nothing() {
 #[test]
 fn a_held_layer_is_waited_for_and_nothing_is_lost() {
     for transport in ["shm", "tcp"] {
-        let (code, json, text) = run(transport, "none", &["--hold", "layer=3,ms=400"]);
+        let (code, json, text) = run(transport, "none", &["--hold", "layer=3,ms=2000"]);
         assert_eq!(code, Some(0), "{text}");
         assert!(
-            json["layers"][3]["gate_wait_us"].as_u64() >= Some(900 * 400),
+            json["layers"][3]["gate_wait_us"].as_u64() >= Some(900 * 2_000),
             "{text}"
         );
     }
