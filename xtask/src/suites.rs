@@ -155,12 +155,11 @@ pub(crate) const SUITES: [Suite; 14] = [
 
 fn cargo_test(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Tally, Failure> {
     let words = ["test", "--no-fail-fast"].iter().chain(args);
-    tally(
-        &workspace
-            .cargo(name, words)
-            .limit(Duration::from_secs(2400))
-            .run()?,
-    )
+    let words: Vec<_> = words.chain(&["--"]).collect();
+    retried(name, |log, more| {
+        let job = workspace.cargo(log, &words).args(more);
+        job.limit(Duration::from_secs(2400)).run()
+    })
 }
 
 /// The suite `workspace` builds no feature that a user has to ask for: the tests of these would be empty there.
@@ -180,7 +179,7 @@ fn behind_features(workspace: &Workspace) -> Result<Tally, Failure> {
 }
 
 /// Counts of a run of the test harness; a run that fails without a count is one failure.
-fn tally(done: &Finished) -> Result<Tally, Failure> {
+fn tally(done: &Finished) -> Tally {
     for line in libtest::contracts(&done.output) {
         println!("{line}");
     }
@@ -198,9 +197,49 @@ fn tally(done: &Finished) -> Result<Tally, Failure> {
         }
         done.show_tail(40);
     }
-    Ok(Tally::Ran {
+    Tally::Ran {
         passed: counts.passed,
         failed,
+    }
+}
+
+/// Failures of one run that may be tried once more.
+const RETRIED: usize = 3;
+
+/// A run of tests. `run` gets the name of its log and what the harness is told besides.
+///
+/// A few tests that failed run once more, alone: what passes then is told as flaky, with what it printed
+/// when it failed, and does not fail the suite. A program that was ended, or that ran into its limit, is not
+/// tried again.
+fn retried(
+    name: &str,
+    mut run: impl FnMut(&str, &[&str]) -> Result<Finished, Failure>,
+) -> Result<Tally, Failure> {
+    let done = run(name, &[])?;
+    let Tally::Ran { passed, failed } = tally(&done) else {
+        unreachable!("a tally of counts is Ran")
+    };
+    let names = libtest::failed_names(&done.output);
+    let is_told =
+        failed == names.len() as u64 && !done.timed_out && !done.output.contains("(signal: ");
+    if failed == 0 || !is_told || names.len() > RETRIED {
+        return Ok(Tally::Ran { passed, failed });
+    }
+    let words = ["--exact", "--test-threads=1"].iter().chain(&names);
+    let again = run(
+        &format!("{name}-again"),
+        &words.copied().collect::<Vec<_>>(),
+    )?;
+    if !again.succeeded() || libtest::counts(&again.output).passed < failed {
+        again.show_tail(40);
+        return Ok(Tally::Ran { passed, failed });
+    }
+    for name in names {
+        println!("FLAKY {name}: failed beside others, passed alone");
+    }
+    Ok(Tally::Ran {
+        passed: passed + failed,
+        failed: 0,
     })
 }
 
@@ -241,21 +280,28 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
         "--features",
         name,
     ];
-    let contract = workspace
-        .cargo(name, test)
-        .args(["--test", "backend_contract", "--", name])
-        .limit(Duration::from_secs(1200))
-        .run()?;
-    let processes = past_known_fault(service, || {
-        workspace
-            .cargo(name, test)
-            .args(["--lib", "--test", "one_sided", "--test", "two_processes"])
-            .limit(Duration::from_secs(1200))
-            .run()
+    let contract = retried(name, |log, more| {
+        let job = workspace.cargo(log, test);
+        let job = job.args(["--test", "backend_contract", "--", name]);
+        job.args(more).limit(Duration::from_secs(1200)).run()
+    })?;
+    let processes = retried(name, |log, more| {
+        past_known_fault(service, || {
+            let job = workspace.cargo(log, test);
+            let job = job.args([
+                "--lib",
+                "--test",
+                "one_sided",
+                "--test",
+                "two_processes",
+                "--",
+            ]);
+            job.args(more).limit(Duration::from_secs(1200)).run()
+        })
     })?;
     let mut sum = (0, 0);
-    for done in [found, contract, processes] {
-        if let Tally::Ran { passed, failed } = tally(&done)? {
+    for tally in [tally(&found), contract, processes] {
+        if let Tally::Ran { passed, failed } = tally {
             sum = (sum.0 + passed, sum.1 + failed);
         }
     }
@@ -266,10 +312,12 @@ fn library(workspace: &Workspace, service: Service) -> Result<Tally, Failure> {
 /// What talks to a server that its tests start themselves. Its feature and its tests have the name of the service.
 fn server(workspace: &Workspace, package: &str, service: Service) -> Result<Tally, Failure> {
     let name = service.name();
-    let job = workspace
-        .cargo(name, ["test", "--no-fail-fast", "-p", package])
-        .args(["--features", name, "--test", name, "--", "--nocapture"]);
-    unless_absent(job, service)
+    unless_absent(service, |log, more| {
+        workspace
+            .cargo(log, ["test", "--no-fail-fast", "-p", package])
+            .args(["--features", name, "--test", name, "--", "--nocapture"])
+            .args(more)
+    })
 }
 
 /// One tier over stores of this machine and over a server that speaks S3.
@@ -281,42 +329,46 @@ fn object_stores(workspace: &Workspace) -> Result<Tally, Failure> {
         .collect();
     let path = std::env::join_paths(folders)
         .map_err(|error| Failure::new(format!("the search path: {error}")))?;
-    let job = workspace
-        .cargo("s3", ["test", "--no-fail-fast", "-p", "kvgate-hicache"])
-        .args(["--features", "object", "--test", "object", "--test", "s3"])
-        .args(["--", "--nocapture"])
-        .env("PATH", path);
-    unless_absent(job, Service::S3)
+    unless_absent(Service::S3, |log, more| {
+        workspace
+            .cargo(log, ["test", "--no-fail-fast", "-p", "kvgate-hicache"])
+            .args(["--features", "object", "--test", "object", "--test", "s3"])
+            .args(["--", "--nocapture"])
+            .args(more)
+            .env("PATH", &path)
+    })
 }
 
-fn unless_absent(job: Job, service: Service) -> Result<Tally, Failure> {
-    let done = job.limit(Duration::from_secs(600)).run()?;
-    match done.succeeded() && done.output.contains("SKIP:") {
+fn unless_absent(service: Service, job: impl Fn(&str, &[&str]) -> Job) -> Result<Tally, Failure> {
+    let mut is_absent = false;
+    let tally = retried(service.name(), |log, more| {
+        let done = job(log, more).limit(Duration::from_secs(900)).run()?;
+        is_absent |= done.succeeded() && done.output.contains("SKIP:");
+        Ok(done)
+    })?;
+    match is_absent {
         true => Ok(Tally::Absent(service)),
-        false => tally(&done),
+        false => Ok(tally),
     }
 }
 
 fn models(workspace: &Workspace) -> Result<Tally, Failure> {
-    tally(&loom::job(workspace, loom::BOUND, &["", ""]).run()?)
+    Ok(tally(&loom::job(workspace, loom::BOUND, &["", ""]).run()?))
 }
 
 /// The programs lie in a folder of their own, so that none with faults is where the others are looked for;
 /// what goes into them is built beside the rest, which has most of it.
 fn faults(workspace: &Workspace) -> Result<Tally, Failure> {
-    let args = [
-        "test",
-        "--no-fail-fast",
-        "--release",
-        "-p",
-        "kvgate-examples",
-    ];
-    let job = workspace
-        .cargo("faults", args)
-        .args(["--features", "fault-injection", "--test", "faults"])
-        .env("CARGO_BUILD_BUILD_DIR", &workspace.target)
-        .target(&workspace.target.join("faults"));
-    tally(&job.run()?)
+    retried("faults", |log, more| {
+        workspace
+            .cargo(log, ["test", "--no-fail-fast", "--release"])
+            .args(["-p", "kvgate-examples", "--features", "fault-injection"])
+            .args(["--test", "faults", "--"])
+            .args(more)
+            .env("CARGO_BUILD_BUILD_DIR", &workspace.target)
+            .target(&workspace.target.join("faults"))
+            .run()
+    })
 }
 
 fn seeds(workspace: &Workspace) -> Result<Tally, Failure> {
@@ -398,4 +450,52 @@ fn kills(workspace: &Workspace) -> Result<Tally, Failure> {
         passed += u64::from(KILL_RUNS / 2).saturating_sub(surprises);
     }
     Ok(Tally::Ran { passed, failed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BAD: &str =
+        "test a::b ... FAILED\ntest result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured\n";
+    const GOOD: &str =
+        "test a::b ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n";
+
+    /// What comes of a run that prints the first text, and of its repetition, which prints the second.
+    fn twice(first: &str, second: &str) -> (u64, u64, Vec<String>) {
+        let folder = tempfile::tempdir().unwrap();
+        let workspace = Workspace {
+            root: folder.path().to_path_buf(),
+            target: folder.path().to_path_buf(),
+        };
+        let mut told = Vec::new();
+        let tally = retried("t", |log, more| {
+            let text = if more.is_empty() { first } else { second };
+            told.extend(more.iter().map(|word| (*word).to_owned()));
+            let script = format!("printf '{text}'; case '{text}' in *FAILED*) exit 1;; esac");
+            workspace.program(log, "sh").args(["-c", &script]).run()
+        });
+        let Tally::Ran { passed, failed } = tally.unwrap() else {
+            panic!("it ran")
+        };
+        (passed, failed, told)
+    }
+
+    #[test]
+    fn what_passes_alone_is_flaky_and_what_fails_twice_has_failed() {
+        let asked = ["--exact", "--test-threads=1", "a::b"].map(str::to_owned);
+        assert_eq!(twice(BAD, GOOD), (5, 0, asked.to_vec()));
+        assert_eq!(twice(BAD, BAD), (4, 1, asked.to_vec()));
+        let none = GOOD.replace("1 passed", "0 passed");
+        assert_eq!(twice(BAD, &none), (4, 1, asked.to_vec()));
+    }
+
+    #[test]
+    fn what_was_ended_is_not_tried_again() {
+        let killed = format!("{BAD}process did not exit successfully (signal: 6, SIGABRT)\n");
+        assert_eq!(twice(&killed, GOOD), (4, 1, Vec::new()));
+        let untold = BAD.replace("1 failed", "2 failed");
+        assert_eq!(twice(&untold, GOOD), (4, 2, Vec::new()));
+        assert_eq!(twice(GOOD, GOOD), (1, 0, Vec::new()));
+    }
 }
