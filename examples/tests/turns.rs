@@ -87,9 +87,16 @@ fn what_cannot_be_asked_of_conversations_is_refused() {
         }
     }
     assert!(!out.exists());
-    let run = pd_handoff(&["--sessions", "1", "--turns", "1000", "--json"]);
+    // Refused before 16 GB of prompts are made.
+    for sessions in ["1", "1000"] {
+        let args = ["--sessions", sessions, "--turns", "1000", "--json"];
+        let run = pd_handoff(&[&args[..], &["--turn-tokens", "4096"]].concat());
+        assert_eq!(run.code, Some(2), "{}", run.stdout);
+        assert_eq!(run.json()["error"]["field"], "turns", "{}", run.stdout);
+    }
+    let run = pd_handoff(&["--turns", "2", "--json", "--salt", &"x".repeat(129)]);
     assert_eq!(run.code, Some(2), "{}", run.stdout);
-    assert_eq!(run.json()["error"]["field"], "turns", "{}", run.stdout);
+    assert_eq!(run.json()["error"]["field"], "salt", "{}", run.stdout);
     let run = pd_handoff(&["--turns", "2", "--transport", "local", "--steps", "8"]);
     assert_eq!(run.code, Some(2), "{}", run.stdout);
     let line = run.last_line();

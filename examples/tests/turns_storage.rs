@@ -289,3 +289,58 @@ fn what_the_directory_has_lost_comes_from_redis() {
     assert_eq!(of_tier(&fourth, "remote", "hits"), 0, "{fourth}");
     assert!(fourth["storage"]["tiers"][1]["misses"]["unavailable"].as_u64() > Some(0));
 }
+
+/// The server has everything and the directory, which was emptied, is never read: the run says nothing about it.
+#[cfg(feature = "redis")]
+#[test]
+fn a_directory_that_gave_nothing_beside_a_full_server_shows_nothing() {
+    let Some(redis) = Redis::start() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |dir: &str, extra: &[&str]| {
+        let dir = folder.path().join(dir);
+        let args = ["--sessions", "2", "--turns", "2", "--json"];
+        let kept = ["--hicache", text(&dir), "--remote", &redis.url];
+        pd_handoff(&[&args[..], &kept, extra].concat())
+    };
+    good(&run("first", &[]));
+    // Everything fits into the host tier, so nothing is read twice.
+    let second = run("second", &["--verify-cold"]);
+    assert_eq!(second.code, Some(2), "{}", second.stdout);
+    assert_eq!(
+        second.json()["error"]["field"],
+        "storage",
+        "{}",
+        second.stdout
+    );
+}
+
+/// A server that sends a byte now and then is a store that comes too late, during the run and at its end, and no more.
+#[cfg(feature = "redis")]
+#[test]
+fn a_server_that_drips_bytes_costs_hits_only() {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/0", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                while stream.write_all(b"+").is_ok() {
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                }
+            });
+        }
+    });
+    let args = ["--sessions", "2", "--turns", "2", "--json"];
+    let kept = ["--remote", &*url, "--deadline-ms", "2000"];
+    let json = good(&pd_handoff(&[&args[..], &kept].concat()));
+    assert_eq!(json["verdict"], "bit-identical", "{json}");
+    assert_eq!(json["hits"]["remote_tokens"], 0, "{json}");
+    let tier = &json["storage"]["tiers"][0];
+    assert_eq!(
+        (&tier["stored"], &tier["read_records"]),
+        (&0.into(), &0.into()),
+        "{json}"
+    );
+}

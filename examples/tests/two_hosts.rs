@@ -6,6 +6,9 @@ mod support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use kvgate_examples::handoff::failure::{Failure, FailureKind};
+use kvgate_examples::handoff::plan::{self, SideMessage};
+use kvgate_transfer::{Address, Agent, Deadline, PeerId};
 use support::{Finished, Running};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pd-handoff");
@@ -184,4 +187,48 @@ fn a_token_is_proven_and_a_wrong_one_refused() {
     );
     assert_eq!(accepted.code, Some(0), "{}", accepted.stderr);
     assert_eq!(decode.finish().code, Some(0));
+}
+
+/// An agent that decode accepts and that is not the prefill side.
+fn stranger(address: &str) -> (Agent, PeerId) {
+    let agent = Agent::builder("stranger").build().unwrap();
+    let address = Address::Tcp(address.parse().unwrap());
+    let peer = agent.connect(&address, Deadline::after_ms(20_000)).unwrap();
+    (agent, peer)
+}
+
+/// Neither before the prefill side has come nor after it another connection can end the run, or say what came of it.
+#[test]
+fn what_another_connection_says_changes_nothing() {
+    let args = ["--listen", "127.0.0.1:0", "--json", "--phase-markers"];
+    let (mut decode, address) = decode(&[&args[..], &["--deadline-ms", "60000"]].concat());
+    let (early, its_peer) = stranger(&address);
+    early.send(its_peer, b"\x07no message of ours").unwrap();
+    decode.wait_for_stderr("pd-handoff: refused a connection of \"stranger\"");
+    let (late, peer) = stranger(&address);
+    let args = ["prefill", "--connect", &address, "--tokens", "2049"];
+    let prefill = Running::start(PROGRAM, &[&args[..], &["--steps", "16"]].concat());
+    decode.wait_for_stderr("phase prefill");
+    let failure = Failure::new(FailureKind::Internal, "forged");
+    late.send(peer, plan::encode(&SideMessage::Failed(failure)))
+        .unwrap();
+    late.send(peer, b"").unwrap();
+    let second = self::prefill(&address, &["--tokens", "4", "--index-k", "fp8", "--json"]);
+    assert_eq!(second.code, Some(3), "{}", second.stdout);
+    let said = second.json()["error"]["message"].to_string();
+    assert!(said.contains("another prefill side"), "{said}");
+    let prefill = prefill.finish();
+    let decode = decode.finish();
+    let codes = (prefill.code, decode.code);
+    assert_eq!(
+        codes,
+        (Some(0), Some(0)),
+        "{}\n{}",
+        prefill.stderr,
+        decode.stderr
+    );
+    let report = decode.stdout.lines().nth(1).unwrap();
+    let report: serde_json::Value = serde_json::from_str(report).unwrap();
+    assert_eq!(report["verdict"], "bit-identical");
+    assert_eq!(report["counters"]["refused_connections"], 3, "{report}");
 }

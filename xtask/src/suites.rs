@@ -141,7 +141,7 @@ pub(crate) const SUITES: [Suite; 14] = [
     },
     Suite {
         name: "s3",
-        what: "the contract of a tier over object stores: memory, a folder, a real S3 server",
+        what: "a tier over object stores, and conversations over it: memory, a folder, a real S3 server",
         needs: Some(Service::S3),
         run: object_stores,
     },
@@ -331,8 +331,10 @@ fn object_stores(workspace: &Workspace) -> Result<Tally, Failure> {
         .map_err(|error| Failure::new(format!("the search path: {error}")))?;
     unless_absent(Service::S3, |log, more| {
         workspace
-            .cargo(log, ["test", "--no-fail-fast", "-p", "kvgate-hicache"])
-            .args(["--features", "object", "--test", "object", "--test", "s3"])
+            .cargo(log, ["test", "--no-fail-fast"])
+            .args(["-p", "kvgate-hicache", "-p", "kvgate-examples"])
+            .args(["--features", "kvgate-hicache/object,kvgate-examples/object"])
+            .args(["--test", "object", "--test", "s3", "--test", "turns_s3"])
             .args(["--", "--nocapture"])
             .args(more)
             .env("PATH", &path)

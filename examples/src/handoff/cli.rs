@@ -173,7 +173,8 @@ struct TurnArgs {
     /// Keep prefixes in this directory beyond the run, and go on from those that are there; or off [default: off]
     #[arg(long, value_name = "DIR|off")]
     hicache: Option<PathBuf>,
-    /// Keep prefixes in a store behind a network too: redis://HOST:PORT/DB
+    /// Keep prefixes in a store behind a network too: redis://HOST:PORT/DB, or in a build with the feature object
+    /// s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER, whose credentials are in the usual variables
     #[arg(long, value_name = "URL")]
     remote: Option<String>,
     /// Whose prefixes they are: those of another salt are not found

@@ -233,13 +233,14 @@ pub struct Hits {
 pub struct TierHits {
     /// `device`, `host`, `storage` or `remote`.
     pub tier: String,
-    /// Turns that went on behind a prefix of this tier.
+    /// Turns that went on behind a prefix of which this is the farthest tier, or a storage tier that gave records of it.
     pub hits: u64,
     /// Of these, the first turns of a conversation: they went on from what another conversation or a former run left.
     pub first_turn_hits: u64,
-    /// Tokens of these prefixes.
+    /// Tokens of the prefixes of which this is the farthest tier.
     pub hit_tokens: u64,
-    /// Bytes of the slots that were loaded; 0 for the device pool, where nothing moves.
+    /// Bytes of the slots that these were loaded into, 0 for the device pool, where nothing moves; and of the records for
+    /// the other prefixes.
     pub bytes: u64,
     /// Time from the lookup until the last layer could be read, over all hits.
     pub load_ms: f64,
@@ -257,12 +258,16 @@ impl TierHits {
 }
 
 /// The first tier that a run shows nothing about: it had no hit. Where every turn went on from a prefix, the first ones
-/// too, a former run has left all of it in the farthest tier with hits; the nearer ones then had no turn of their own,
-/// and what was found has come through them.
+/// too, a former run has left all of it in the farthest tier with hits: device pool and host tier then had no turn of
+/// their own, and what was found has come through them. That says nothing about another storage tier.
 pub fn tier_without_hit(tiers: &[TierHits], misses: u64) -> Option<&TierHits> {
     let farthest = tiers.iter().rposition(|tier| tier.hits > 0).unwrap_or(0);
-    let first = if misses == 0 { farthest } else { 0 };
-    tiers.iter().skip(first).find(|tier| tier.hits == 0)
+    let is_passed = |at: usize, tier: &TierHits| {
+        misses == 0 && at < farthest && ["device", "host"].contains(&&*tier.tier)
+    };
+    let mut without = tiers.iter().enumerate().filter(|(_, tier)| tier.hits == 0);
+    let shown = without.find(|(at, tier)| !is_passed(*at, tier));
+    shown.map(|(_, tier)| tier)
 }
 
 /// Moves between the device pool and the host tier.
@@ -518,5 +523,35 @@ impl Report {
             ));
         }
         parts.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn without_hit(hits: [u64; 4], misses: u64) -> Option<String> {
+        let names = ["device", "host", "storage", "remote"];
+        let tiers: Vec<TierHits> = names
+            .iter()
+            .zip(hits)
+            .map(|(tier, hits)| TierHits {
+                tier: (*tier).to_owned(),
+                hits,
+                ..TierHits::default()
+            })
+            .collect();
+        tier_without_hit(&tiers, misses).map(|tier| tier.tier.clone())
+    }
+
+    #[test]
+    fn a_storage_tier_without_a_hit_shows_nothing_whatever_the_others_did() {
+        assert_eq!(without_hit([3, 2, 1, 1], 1), None);
+        assert_eq!(without_hit([0, 0, 1, 7], 0), None);
+        assert_eq!(without_hit([0, 0, 0, 8], 0).as_deref(), Some("storage"));
+        assert_eq!(without_hit([0, 0, 8, 0], 0).as_deref(), Some("remote"));
+        assert_eq!(without_hit([0, 1, 1, 1], 1).as_deref(), Some("device"));
+        assert_eq!(without_hit([1, 0, 0, 0], 0).as_deref(), Some("host"));
+        assert_eq!(without_hit([0, 0, 0, 0], 4).as_deref(), Some("device"));
     }
 }

@@ -1,5 +1,6 @@
 //! What can be refused before a process is started: the model's limits, formats, files.
 
+use kvgate_kvcache::identity::SALT_LIMIT_BYTES;
 use kvgate_kvcache::{CacheSchema, Space};
 
 use super::failure::Failure;
@@ -7,7 +8,7 @@ use super::fault::place;
 use super::options::{HostOptions, OutputOptions, PoolPages, PromptOptions};
 use super::plan::check_length;
 use super::prompt::PromptSource;
-use super::turns::schedule::Plan;
+use super::turns::schedule::{self, Plan};
 use super::turns::{TierPages, TurnOptions};
 use super::{model, out, sizing, turns};
 
@@ -53,6 +54,15 @@ fn check_turns(host: &HostOptions, prompt: &PromptOptions) -> Result<(), Failure
             expected,
         ));
     }
+    let salt_bytes = prompt
+        .turns
+        .as_ref()
+        .map_or(0, |turns| turns.storage.salt.len());
+    if salt_bytes > SALT_LIMIT_BYTES {
+        let expected = format!("at most {SALT_LIMIT_BYTES} bytes");
+        let value = format!("{salt_bytes} bytes long");
+        return Err(Failure::input("salt", value, &expected));
+    }
     if let Some(fault) = &host.fault {
         let expected = "none in a run of conversations";
         return Err(Failure::input("fault", fault.kind.id(), expected));
@@ -68,8 +78,9 @@ pub fn check(
 ) -> Result<(), Failure> {
     let (vocab_size, context_tokens, schema) = check_host(host)?;
     if let Some(turns) = &prompt.turns {
-        let source = PromptSource::of(prompt, host.seed, vocab_size)?;
         check_turns(host, prompt)?;
+        turns::check_tokens(schedule::least_tokens(turns), context_tokens)?;
+        let source = PromptSource::of(prompt, host.seed, vocab_size)?;
         let plan = Plan::of(host.seed, turns, &source);
         turns::check_length(&plan, context_tokens)?;
         check_tiers(turns, &plan, &schema)?;

@@ -59,9 +59,15 @@ pub fn pd_handoff(args: &[&str]) -> Finished {
 
 impl Running {
     pub fn start(program: &str, args: &[&str]) -> Self {
+        Self::start_with(program, args, &[])
+    }
+
+    /// With these variables in its environment.
+    pub fn start_with(program: &str, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(program);
         command
             .args(args)
+            .envs(variables.iter().copied())
             .env_remove("RUST_LOG")
             .stdin(Stdio::null());
         let mut child = command

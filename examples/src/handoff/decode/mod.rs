@@ -6,6 +6,7 @@ mod detector;
 mod flight;
 mod prefixes;
 mod session;
+mod strangers;
 mod verdict;
 mod worker;
 

@@ -45,8 +45,10 @@ pub(super) struct Session {
     pub(super) output: OutputOptions,
     pub(super) reference: ReferenceLink,
     pub(super) inbox: Sender<Inbox>,
-    /// The connection that said hello.
-    greeted: Option<PeerId>,
+    /// The connection that said hello first: the prefill side of this run.
+    pub(super) greeted: Option<PeerId>,
+    /// Other connections that said something.
+    pub(super) strangers: BTreeSet<PeerId>,
     pub(super) peer: Option<Peer>,
     pub(super) waiting: VecDeque<Submission>,
     pub(super) flights: BTreeMap<u64, Flight>,
@@ -106,6 +108,7 @@ impl Session {
             reference,
             inbox,
             greeted: None,
+            strangers: BTreeSet::new(),
             peer: None,
             waiting: VecDeque::new(),
             flights: BTreeMap::new(),
@@ -196,20 +199,29 @@ impl Session {
                 console::note(&format!("pd-handoff: refused {address}: {reason}"));
                 Ok(())
             }
-            AgentEvent::Message { peer, bytes } => match plan::parse(&bytes)? {
-                Message::Side(message) => self.on_side_message(peer, *message),
-                Message::Handoff(bytes) => {
-                    let incarnation = link::incarnation(&self.side.agent, peer)?;
-                    match protocol::from_prefill(&bytes, incarnation)? {
-                        Some(message) => self.on_handoff(peer, message),
-                        None => Ok(()),
+            AgentEvent::Message { peer, bytes } if self.is_of_run(peer) => {
+                match plan::parse(&bytes)? {
+                    Message::Side(message) => self.on_side_message(peer, *message),
+                    Message::Handoff(bytes) => {
+                        let incarnation = link::incarnation(&self.side.agent, peer)?;
+                        match protocol::from_prefill(&bytes, incarnation)? {
+                            Some(message) => self.on_handoff(peer, message),
+                            None => Ok(()),
+                        }
                     }
                 }
-            },
+            }
+            AgentEvent::Message { peer, bytes } => self.on_stranger(peer, &bytes),
             AgentEvent::PeerDown { peer, cause, .. } if self.is_peer(peer) => Err(Failure::new(
                 FailureKind::PeerLost,
                 format!("prefill was lost: {cause}"),
             )),
+            AgentEvent::PeerDown { peer, .. } => {
+                // It went before it said what it wants; the next one may come.
+                self.greeted = self.greeted.filter(|greeted| *greeted != peer);
+                self.strangers.remove(&peer);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -264,6 +276,10 @@ impl Session {
     fn on_handoff(&mut self, from: PeerId, message: FromPrefill) -> Result<(), Failure> {
         match message {
             FromPrefill::Hello(fields) => self.on_hello(from, &fields),
+            FromPrefill::Submit(_) if self.peer.is_none() => Err(Failure::new(
+                FailureKind::BadInput,
+                "prefill submitted a request before it told its plan",
+            )),
             FromPrefill::Submit(submission) => {
                 self.on_submit(submission);
                 Ok(())
@@ -417,8 +433,12 @@ impl Session {
     }
 
     /// The peer's schema must be ours; otherwise both sides end, and both name the field.
-    fn on_hello(&mut self, from: PeerId, fields: &[(String, String)]) -> Result<(), Failure> {
-        self.greeted.get_or_insert(from);
+    pub(super) fn on_hello(
+        &mut self,
+        from: PeerId,
+        fields: &[(String, String)],
+    ) -> Result<(), Failure> {
+        self.greeted = Some(from);
         let schema = &self.side.host.schema;
         let difference = schema.first_difference(fields);
         let answer = match &difference {

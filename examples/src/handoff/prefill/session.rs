@@ -113,7 +113,10 @@ impl Session {
                     flight.check_posts()?;
                 }
             }
-            if !self.side.activity.is_busy() {
+            if self.side.activity.is_busy() {
+                // Whoever waits for this side has nothing to say meanwhile.
+                self.last_event_at = Instant::now();
+            } else {
                 self.side.watch.check(self.last_event_at, "the run")?;
             }
         }
@@ -409,13 +412,21 @@ impl Session {
                 .unwrap_or_else(std::sync::PoisonError::into_inner),
         );
         summary.cpu_ms = timeline::process_cpu_ms();
+        summary.pages_conserved = true;
         if let Some(tiers) = &self.side.tiers {
+            // The peer waits for the end of this: a store that is slow is no sign of death.
+            let _busy = self.side.activity.busy();
             summary.prompt_tokens = self.prompt_tokens;
-            summary.tiers = Some(tiers.finish(self.side.watch.deadline()));
-            summary.pages_conserved = tiers.is_conserved();
-        } else {
-            summary.pages_conserved = true;
+            let work = tiers.finish(self.side.watch.deadline());
+            // A worker that is still inside a store keeps its pages of the host tier until it returns.
+            let has_left_all = work
+                .storage
+                .as_ref()
+                .is_none_or(|storage| storage.is_drained);
+            summary.pages_conserved = !has_left_all || tiers.is_conserved();
+            summary.tiers = Some(work);
         }
+        self.last_event_at = Instant::now();
         summary.pages_conserved &= self.side.pages_conserved();
         self.say(&SideMessage::Summary(summary))
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kvgate_hicache::Hicache;
 use kvgate_hicache::cache::{Found, Origin};
 use kvgate_kvcache::schema::PAGE_TOKENS;
-use kvgate_kvcache::{PoolSet, Room, Space, WriteLease};
+use kvgate_kvcache::{CacheSchema, PoolSet, Room, Space, WriteLease};
 use kvgate_transfer::{Agent, Deadline};
 
 use super::Side;
@@ -32,8 +32,33 @@ pub(super) struct Tiers {
 /// A request that may begin.
 pub(super) struct Begun {
     pub(super) lease: WriteLease,
-    /// Tokens that were found, and where.
-    pub(super) found: Option<(u32, Origin)>,
+    pub(super) hit: Option<Prefix>,
+}
+
+/// What a request goes on from.
+pub(super) struct Prefix {
+    pub(super) tokens: u32,
+    /// The farthest tier that had a part of it.
+    pub(super) origin: Origin,
+    /// What each storage tier gave for it, nearest first.
+    given: Vec<Given>,
+}
+
+/// Records that came out of a storage tier.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    records: u64,
+    bytes: u64,
+}
+
+/// Bytes of the slots that a prefix is loaded into; 0 for the device pool, where nothing moves.
+fn loaded_bytes(schema: &CacheSchema, hit: &Prefix) -> u64 {
+    if hit.origin == Origin::Device {
+        return 0;
+    }
+    let pages = u64::from(hit.tokens / PAGE_TOKENS) * schema.slot_bytes(Space::Page);
+    let windows = schema.boundary_windows(hit.tokens).len() as u64;
+    pages + windows * schema.slot_bytes(Space::Window)
 }
 
 impl Tiers {
@@ -71,21 +96,40 @@ impl Tiers {
     pub(super) fn begin(&self, side: &Side, flight: &Flight) -> Result<Option<Begun>, Failure> {
         let since = Instant::now();
         let until = Deadline::after(side.watch.deadline());
-        let mut found = self.cache.lookup_within(&flight.prompt_ids, until);
+        let before = self.given();
+        let mut found = {
+            // A store that does not answer is a miss at the deadline; until then this side is alive.
+            let _busy = side.activity.busy();
+            self.cache.lookup_within(&flight.prompt_ids, until)
+        };
+        let given = self.given().into_iter().zip(before);
+        let given = given.map(|(now, before)| Given {
+            records: now.records - before.records,
+            bytes: now.bytes - before.bytes,
+        });
+        let hit = found.as_ref().map(|found| Prefix {
+            tokens: found.tokens,
+            origin: found.origin,
+            given: given.collect(),
+        });
         while !flight.is_aborted() {
-            let origin = found.as_ref().map(|found| (found.tokens, found.origin));
             match self.try_reserve(side, flight, found.take())? {
-                Ok(lease) => {
-                    return Ok(Some(Begun {
-                        lease,
-                        found: origin,
-                    }));
-                }
+                Ok(lease) => return Ok(Some(Begun { lease, hit })),
                 Err(kept) => found = kept,
             }
             self.wait_for_room(side, since)?;
         }
         Ok(None)
+    }
+
+    /// What the storage tiers have given so far. One thread looks up, so what comes during a lookup is of that lookup.
+    fn given(&self) -> Vec<Given> {
+        let counts = self.cache.storage_counts().unwrap_or_default();
+        let given = counts.tiers.iter().map(|tier| Given {
+            records: tier.read_records,
+            bytes: tier.read_bytes,
+        });
+        given.collect()
     }
 
     /// Slots for a request that computes everything. `None` when the flight was given up.
@@ -157,34 +201,35 @@ impl Tiers {
         &self,
         side: &Side,
         flight: &Flight,
-        found: Option<(u32, Origin)>,
+        hit: Option<&Prefix>,
         load: Option<Duration>,
     ) {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = found.map_or(0, |(tokens, _)| tokens);
         let prompt_tokens = flight.prompt_ids.len() as u32;
-        work.computed_tokens += u64::from(prompt_tokens - start);
-        let Some((tokens, origin)) = found else {
+        let Some(hit) = hit else {
+            work.computed_tokens += u64::from(prompt_tokens);
             work.misses += 1;
             return;
         };
-        let Some(tier) = work
-            .tiers
-            .iter_mut()
-            .find(|tier| tier.tier == name_of(origin))
-        else {
-            return;
-        };
-        tier.hits += 1;
-        tier.first_turn_hits += u64::from(self.is_first_turn(flight));
-        tier.hit_tokens += u64::from(tokens);
-        if origin != Origin::Device {
-            let schema = &side.host.schema;
-            let pages = u64::from(tokens / PAGE_TOKENS) * schema.slot_bytes(Space::Page);
-            let windows = schema.boundary_windows(tokens).len() as u64;
-            tier.bytes += pages + windows * schema.slot_bytes(Space::Window);
+        work.computed_tokens += u64::from(prompt_tokens - hit.tokens);
+        let is_first = u64::from(self.is_first_turn(flight));
+        let farthest = name_of(hit.origin);
+        // The storage tiers stand behind device pool and host tier.
+        let none = [Given::default(); 2];
+        let given = none.iter().chain(&hit.given);
+        for (tier, given) in work.tiers.iter_mut().zip(given) {
+            if tier.tier == farthest {
+                tier.hits += 1;
+                tier.first_turn_hits += is_first;
+                tier.hit_tokens += u64::from(hit.tokens);
+                tier.bytes += loaded_bytes(&side.host.schema, hit);
+                tier.load_ms += load.map_or(0.0, |load| load.as_secs_f64() * 1_000.0);
+            } else if given.records > 0 {
+                tier.hits += 1;
+                tier.first_turn_hits += is_first;
+                tier.bytes += given.bytes;
+            }
         }
-        tier.load_ms += load.map_or(0.0, |load| load.as_secs_f64() * 1_000.0);
     }
 
     /// Whether nothing is on its way between the tiers.
@@ -204,15 +249,18 @@ impl Tiers {
     }
 
     /// Gives everything up that is kept, and says what was done.
+    ///
+    /// Takes `limit` in all, whatever the stores do.
     pub(super) fn finish(&self, limit: Duration) -> TierWork {
-        let end = self.cache.shutdown(Deadline::after(limit));
+        let until = Deadline::after(limit);
+        let end = self.cache.shutdown(until);
         let stores = self
             .stores
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let stores = stores.filter(|stores| !stores.names().is_empty());
-        let storage = stores.map(|stores| stores.close(&end, Deadline::after(limit)));
+        let storage = stores.map(|stores| stores.close(&end, until));
         for side in [self.cache.device(), self.cache.host()] {
             // Until nothing more can go: an inner page goes once those behind it have gone.
             while side.tree().evict(u32::MAX) > 0 {}

@@ -42,13 +42,13 @@ pub(super) fn compute(
         return Ok(None);
     };
     side.markers.enter(Phase::Prefill);
-    let mut found = begun.found;
-    let start = found.map_or(0, |(tokens, _)| tokens);
+    let mut hit = begun.hit;
+    let start = hit.as_ref().map_or(0, |hit| hit.tokens);
     let mut caches = PrefillCaches::new(side, flight, begun.lease)?;
     let mut begun_at = Instant::now();
     let mut pass = run(side, tiers, flight, tell, &mut caches, start)?;
     if matches!(pass, Pass::Missed) {
-        found = None;
+        hit = None;
         caches.give_up_prefix();
         let Some(lease) = tiers.begin_cold(side, flight)? else {
             flight.keep_nothing();
@@ -67,14 +67,14 @@ pub(super) fn compute(
         }
     };
     // Nothing was waited for: the time is that of the model.
-    if matches!(found, None | Some((_, Origin::Device))) {
-        let tokens = flight.prompt_ids.len() as u32 - found.map_or(0, |(tokens, _)| tokens);
+    if hit.as_ref().is_none_or(|hit| hit.origin == Origin::Device) {
+        let tokens = flight.prompt_ids.len() as u32 - hit.as_ref().map_or(0, |hit| hit.tokens);
         tiers.cache.note_prefill(tokens, begun_at.elapsed());
     }
     let load = caches
         .attached_at()
         .map(|at| at.saturating_duration_since(looked_up));
-    tiers.count(side, flight, found, load);
+    tiers.count(side, flight, hit.as_ref(), load);
     compute::conclude(side, flight, caches, &last)?;
     Ok(None)
 }

@@ -2,6 +2,8 @@
 //! the device pool, the host tier or a storage tier has, and is compared with a run without a cache. What is here is
 //! what both sides know of them: who says what, how large the tiers are, and what is kept beyond the run.
 
+#[cfg(feature = "object")]
+mod object;
 pub(crate) mod schedule;
 pub(crate) mod sizes;
 pub(crate) mod storage;
@@ -91,8 +93,12 @@ pub struct TurnOptions {
 
 /// The longest conversation must fit into the context of the model.
 pub(crate) fn check_length(plan: &Plan, context_tokens: u32) -> Result<(), Failure> {
-    let longest = plan.longest_tokens();
-    if longest <= context_tokens {
+    check_tokens(u64::from(plan.longest_tokens()), context_tokens)
+}
+
+/// The same of its tokens.
+pub(crate) fn check_tokens(longest: u64, context_tokens: u32) -> Result<(), Failure> {
+    if longest <= u64::from(context_tokens) {
         return Ok(());
     }
     let expected = format!("at most {context_tokens} tokens at the end of a conversation");

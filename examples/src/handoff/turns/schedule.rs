@@ -149,6 +149,22 @@ pub(crate) fn most_tokens(turns: &TurnOptions) -> u32 {
     COMMON_TOKENS.saturating_add(turns.turns.saturating_mul(each))
 }
 
+/// Tokens that the longest conversation has at the least; cheap, so that it can be asked before the prompts are made.
+pub(crate) fn least_tokens(turns: &TurnOptions) -> u64 {
+    let lengths = &turns.lengths.0;
+    let of_session = |session: u32| -> u64 {
+        let at = |turn: u32| {
+            (session as usize * turns.turns as usize + turn as usize) % lengths.len().max(1)
+        };
+        let said = |turn: u32| lengths.get(at(turn)).copied().unwrap_or(TURN_TOKENS.0);
+        (0..turns.turns)
+            .map(|turn| u64::from(said(turn) + DECODED_TOKENS))
+            .sum()
+    };
+    let longest = (0..turns.sessions).map(of_session).max();
+    u64::from(COMMON_TOKENS) + longest.unwrap_or(0)
+}
+
 /// Tokens of one turn behind `history`, and whether the prompt has the rest that is wanted now.
 fn turn_tokens(draw: u64, history: u32, (modulus, rest): (u32, u32)) -> (u32, bool) {
     let (least, most) = TURN_TOKENS;

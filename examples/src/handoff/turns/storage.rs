@@ -195,6 +195,23 @@ fn of_directory(path: &Path, error: &Error) -> Failure {
     Failure::new(kind, text).with_field("hicache", path.display())
 }
 
+/// The addresses that this build can reach.
+fn known_stores() -> String {
+    let redis = cfg!(feature = "redis").then_some("redis://HOST:PORT/DB");
+    let object = [
+        "s3://BUCKET/PREFIX",
+        "gs://BUCKET/PREFIX",
+        "az://CONTAINER/PREFIX",
+        "file:///FOLDER",
+    ];
+    let object = object.into_iter().filter(|_| cfg!(feature = "object"));
+    let known: Vec<&str> = redis.into_iter().chain(object).collect();
+    match known.is_empty() {
+        true => "no store: this build has none".to_owned(),
+        false => known.join(", "),
+    }
+}
+
 /// The tier at an address.
 fn remote(url: &str) -> Result<Arc<dyn Tier>, Failure> {
     let refuse = |kind, text: String| Err(Failure::new(kind, text).with_field("remote", url));
@@ -206,12 +223,15 @@ fn remote(url: &str) -> Result<Arc<dyn Tier>, Failure> {
                 Err(error) => refuse(FailureKind::BadInput, format!("--remote {url}: {error}")),
             }
         }
+        #[cfg(feature = "object")]
+        Some((scheme @ ("s3" | "gs" | "az" | "file"), _)) => {
+            match super::object::open(scheme, url) {
+                Ok(tier) => Ok(Arc::new(tier)),
+                Err(error) => refuse(FailureKind::BadInput, format!("--remote {url}: {error}")),
+            }
+        }
         _ => {
-            let known = if cfg!(feature = "redis") {
-                "redis://HOST:PORT/DB"
-            } else {
-                "no store: this build has none"
-            };
+            let known = known_stores();
             let text = format!("--remote is {url}, expected {known}");
             refuse(FailureKind::Usage, text)
         }
