@@ -1,10 +1,14 @@
 //! `kvgate-cache` as a user runs it.
 #![allow(clippy::unwrap_used)]
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use kvgate_hicache::log::{LogConfig, SegmentLog};
+use clap::Parser;
+use kvgate_examples::cache_tool;
+use kvgate_hicache::log::{LOCK_NAME, LogConfig, SegmentLog};
 use kvgate_hicache::record::RecordKind::{Block, Checkpoint};
 use kvgate_hicache::testkit::Sample;
 use kvgate_transfer::Deadline;
@@ -120,6 +124,40 @@ fn a_wrong_bit_is_named_and_repaired() {
     let log = open(dir.path());
     let read = |k| sample.check_read(Block, k, |wanted, into| log.read(wanted, into));
     assert!(read(0).is_ok() && read(1).is_err() && read(2).is_ok() && read(3).is_ok());
+}
+
+/// The tool in this process, for each byte of every file of a small directory.
+#[test]
+fn a_wrong_bit_at_any_byte_makes_verify_end_with_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let (sample, log) = (Sample::small(1), open(dir.path()));
+    sample
+        .with_record(Block, 0, |record| log.append(record, soon()))
+        .unwrap();
+    log.close(soon()).unwrap();
+    let words = ["kvgate-cache", "verify", dir.path().to_str().unwrap()];
+    let args = cache_tool::Args::try_parse_from(words).unwrap();
+    let verify = || cache_tool::run(&args).unwrap().exit_code;
+    assert_eq!(verify(), 0);
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.ends_with(LOCK_NAME) {
+            assert_eq!(path.metadata().unwrap().len(), 0);
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        for (at, byte) in bytes.iter().enumerate() {
+            let put = |byte| file.write_all_at(&[byte], at as u64).unwrap();
+            put(byte ^ 1 << (at % 8));
+            assert_eq!(verify(), 1, "byte {at} of {}", path.display());
+            put(*byte);
+            count += 1;
+        }
+    }
+    assert!(count > 16_000, "{count} bytes");
+    assert_eq!(verify(), 0);
 }
 
 #[test]

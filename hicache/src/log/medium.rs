@@ -74,7 +74,20 @@ pub trait MediumFile: Send + Sync {
 /// Keeps everybody else out until it is dropped.
 pub trait MediumLock: Send + Sync {}
 
-impl MediumLock for File {}
+/// The lock file of a directory.
+///
+/// It is unlocked and not only closed: a child that this process starts at that moment has the open file too until it
+/// is another program, and would keep the lock.
+struct HeldLock(File);
+
+impl MediumLock for HeldLock {}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        // Closing it does the same a little later.
+        let _is_unlocked = self.0.unlock();
+    }
+}
 
 /// A flat directory.
 pub trait Medium: Send + Sync {
@@ -298,7 +311,7 @@ impl Medium for Directory {
             opened => opened?,
         };
         match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(file))),
+            Ok(()) => Ok(Some(Box::new(HeldLock(file)))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
