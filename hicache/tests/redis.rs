@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvgate_hicache::record::RecordId;
 use kvgate_hicache::record::RecordKind::{Block, Checkpoint};
@@ -16,6 +16,9 @@ use kvgate_hicache::testkit::contract::{self, Damage, Subject, soon};
 use kvgate_hicache::tier::{Presence, RedisTier, Tier};
 use kvgate_hicache::{ErrorKind, Miss};
 use kvgate_transfer::Deadline;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 use tempfile::TempDir;
 
 /// A server of its own, which ends with the test.
@@ -259,6 +262,40 @@ fn redis_that_says_nothing_is_late() {
         .remove(namespace, sample.id(Block, 0), hurried)
         .unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Late { .. }), "{error}");
+}
+
+/// A Unix socket whose server accepts nobody and has a full backlog: a connect that blocks would never come back.
+#[test]
+fn redis_that_accepts_nobody_is_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let new = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = new();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 0).unwrap();
+    let mut waiting = vec![new()];
+    while connect(waiting.last().unwrap(), &address).is_ok() {
+        waiting.push(new());
+    }
+    let sample = Sample::small(1);
+    let url = format!("redis+unix://{}", path.display());
+    let tier = RedisTier::new(&url, "test").unwrap();
+    let (told, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let hurried = Deadline::after_ms(200);
+            let miss = sample.check_read(Block, 0, |w, into| tier.read(w, into, hurried));
+            told.send(miss).unwrap();
+        });
+        let miss = ended.recv_timeout(Duration::from_secs(10));
+        // Ends a connect that blocks, too.
+        drop(listener);
+        assert!(matches!(miss, Ok(Err(Miss::Late { .. }))), "{miss:?}");
+    });
 }
 
 /// A server that goes on sending for ever: `begun`, then `piece` again and again. The tier at it, and where

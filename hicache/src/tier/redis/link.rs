@@ -5,12 +5,15 @@
 use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use kvgate_transfer::Deadline;
 use redis::{
     Cmd, ConnectionAddr, ConnectionInfo, ConnectionLike, ErrorKind, Parser, RedisError, Value, cmd,
 };
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Most bytes of a reply that is a number, a word or an error, or of what stands around a value.
 pub(super) const REPLY_BYTES: u64 = 512;
@@ -164,6 +167,26 @@ fn left_of(deadline: Deadline) -> io::Result<Duration> {
     }
 }
 
+/// Connects to a Unix socket. A server that accepts nobody has a full backlog sooner or later, and a connect that blocks
+/// would then wait for it beyond any deadline; there is nothing to poll for either, so it is tried again.
+fn connect_unix(path: &Path, deadline: Deadline) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::INTR) => std::thread::sleep(pause.min(left_of(deadline)?)),
+            Err(error) => return Err(error.into()),
+        }
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -185,7 +208,7 @@ impl Socket {
                 }
                 Err(last.into())
             }
-            ConnectionAddr::Unix(path) => Ok(Socket::Unix(UnixStream::connect(path)?)),
+            ConnectionAddr::Unix(path) => Ok(Socket::Unix(connect_unix(path, deadline)?)),
             _ => Err((
                 ErrorKind::InvalidClientConfig,
                 "neither TCP nor a Unix socket",
