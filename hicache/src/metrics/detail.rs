@@ -1,7 +1,6 @@
 //! Series that are not one number of the counts: lengths, ages, components, rates and limits.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -11,6 +10,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+
+use kvgate_transfer::sync::AtomicU64;
 
 use super::{OfBytes, OfDirection, OfTier};
 use crate::Hicache;

@@ -258,7 +258,7 @@ impl fmt::Debug for MemoryTier {
     }
 }
 
-#[cfg(all(test, feature = "testkit"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::RecordKind::Block;
