@@ -158,6 +158,9 @@ impl Report {
             self.longest.as_secs_f64(),
             self.misses
         );
+        for text in &self.surprises {
+            println!("  surprise: {text}");
+        }
         println!("kill {name}: {} surprises", self.surprises.len());
     }
 
