@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kvgate_kvcache::schema::PAGE_TOKENS;
 
+#[cfg(not(kv_loom))]
 use crate::record::RecordShape;
 
 /// Buckets of [`Lengths`]: 256, 512, … 1,048,576 tokens, and more.
@@ -54,6 +55,7 @@ pub struct ComponentCounts {
 pub type ComponentTable = BTreeMap<&'static str, ComponentCounts>;
 
 /// Counts the parts of a record, each where `of` says.
+#[cfg(not(kv_loom))]
 pub(crate) fn note_parts(
     table: &mut ComponentTable,
     shape: &RecordShape,

@@ -26,6 +26,8 @@ pub mod cache;
 pub mod error;
 #[cfg(all(feature = "events", not(kv_loom)))]
 pub mod events;
+#[cfg(not(kv_loom))]
+mod evicted;
 pub mod figures;
 pub mod flight;
 pub mod host;

@@ -8,6 +8,7 @@ use kvgate_transfer::sync::{Arc, Mutex};
 
 use super::{Event, KvEvents, Medium};
 use crate::error::Error;
+use crate::evicted::Evicted;
 use crate::miss::Miss;
 use crate::record::{Record, RecordId, RecordKind, Verified, Wanted};
 use crate::tier::{Presence, Stored, Tier, TierStats};
@@ -28,7 +29,7 @@ pub struct ReportingTier<T: ?Sized> {
 #[derive(Debug, Default)]
 struct Told {
     /// What has left by itself and was not asked for yet.
-    evicted: Vec<RecordId>,
+    evicted: Evicted,
     /// Records that calls are about to tell of as stored: how many calls, and whether it was told of as gone since the
     /// first of them began. Nobody knows then which came first, and it is not told of: fewer are known than there are.
     under_way: HashMap<RecordId, (usize, bool)>,
@@ -163,7 +164,7 @@ impl<T: Tier + ?Sized> Tier for ReportingTier<T> {
     fn drain_evicted(&self) -> Vec<RecordId> {
         let mut told = self.told.lock();
         self.note_evicted(&mut told);
-        std::mem::take(&mut told.evicted)
+        told.evicted.take()
     }
 
     fn stats(&self) -> TierStats {

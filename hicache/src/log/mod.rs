@@ -223,9 +223,9 @@ impl SegmentLog {
         &self.recovery
     }
 
-    /// Records that have left since the last call, by eviction or as damaged.
+    /// Records that have left since the last call, by eviction or as damaged; the newest 65,536 of them.
     pub fn drain_evicted(&self) -> Vec<RecordId> {
-        std::mem::take(&mut self.state.lock().evicted)
+        self.state.lock().evicted.take()
     }
 
     /// The longest record that fits into a segment, in bytes.

@@ -21,6 +21,7 @@ use super::verify::sealed_segments;
 use super::writer::{Writer, entries_of};
 use super::{LogConfig, SegmentLog, scan};
 use crate::error::{Error, ErrorKind};
+use crate::evicted::Evicted;
 use crate::miss::Miss;
 use crate::record::PAGE_BYTES;
 
@@ -491,7 +492,7 @@ impl Loader<'_> {
             next_ticket: 0,
             owed_removals: HashMap::new(),
             survivors: HashSet::new(),
-            evicted: Vec::new(),
+            evicted: Evicted::default(),
             read_only,
             stats: LogStats::default(),
         };

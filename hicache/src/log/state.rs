@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvgate_transfer::sync::{Arc, AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use crate::evicted::Evicted;
 use crate::miss::Miss;
 use crate::record::{PAGE_BYTES, RecordId};
 
@@ -215,7 +216,7 @@ pub(crate) struct State {
     pub(crate) owed_removals: HashMap<RecordId, SegmentId>,
     /// Records whose segment has gone and that are about to be written again.
     pub(crate) survivors: HashSet<RecordId>,
-    pub(crate) evicted: Vec<RecordId>,
+    pub(crate) evicted: Evicted,
     /// Why nothing is written any more.
     pub(crate) read_only: Option<String>,
     pub(crate) stats: LogStats,

@@ -10,6 +10,7 @@ use kvgate_transfer::sync::{Arc, Mutex};
 
 use super::{Presence, Stored, Tier, TierStats};
 use crate::error::{Error, ErrorKind};
+use crate::evicted::Evicted;
 use crate::miss::Miss;
 #[cfg(feature = "testkit")]
 use crate::record::Intake;
@@ -31,7 +32,7 @@ struct Inner {
     order: VecDeque<RecordId>,
     spare: Vec<Vec<u8>>,
     used_bytes: u64,
-    evicted: Vec<RecordId>,
+    evicted: Evicted,
     stats: TierStats,
 }
 
@@ -236,7 +237,7 @@ impl Tier for MemoryTier {
     }
 
     fn drain_evicted(&self) -> Vec<RecordId> {
-        std::mem::take(&mut self.inner.lock().evicted)
+        self.inner.lock().evicted.take()
     }
 
     fn stats(&self) -> TierStats {

@@ -88,7 +88,8 @@ pub trait Tier: Send + Sync {
     /// Longest record that it takes, in bytes.
     fn record_limit_bytes(&self) -> u64;
 
-    /// Records that have left by themselves since the last call, as far as the tier knows.
+    /// Records that have left by themselves since the last call, as far as the tier knows. Nobody has to ask: a
+    /// tier keeps a bounded number of them, the newest.
     fn drain_evicted(&self) -> Vec<RecordId>;
 
     /// Its figures.
