@@ -12,7 +12,7 @@ use kvgate_transfer::{
 
 use super::posts::Posts;
 #[cfg(not(kv_loom))]
-use crate::storage::Queue;
+use crate::storage::{Queue, contained};
 
 /// The layers of a move that are to be posted.
 pub(super) struct PostJob {
@@ -118,7 +118,13 @@ impl Poster {
         let jobs = Arc::clone(&queue);
         let work = move || {
             while let Some((job, running)) = jobs.pop() {
-                job.run();
+                let (barrier, posts) = (Arc::clone(&job.barrier), Arc::clone(&job.posts));
+                // Its pin has ended by then, as on any way out; who waits for the move must not wait for nobody.
+                if contained(|| job.run()).is_none() {
+                    let cause = Cause::Transfer("the thread that posts has panicked".to_owned());
+                    barrier.fail(StageSel::All, cause.clone());
+                    posts.finish(Err(cause));
+                }
                 drop(running);
             }
         };

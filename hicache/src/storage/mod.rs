@@ -56,6 +56,6 @@ pub use stack::{Place, PrefetchPolicy, StorageConfig, StorageEnd, StorageTier, W
 /// Runs what calls into tiers, which may be the code of others: `None` when it panicked. Slots, claims and pins have
 /// been given back by then, as on any way out.
 #[cfg(not(kv_loom))]
-fn contained<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Option<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).ok()
 }
