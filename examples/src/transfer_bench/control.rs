@@ -29,6 +29,8 @@ pub enum Order {
         stages: u16,
         /// Chunks of each.
         chunks: u16,
+        /// Say of each arrival when it came. That takes a system call, before the gate hears of the arrival.
+        is_noted: bool,
     },
     /// What did you use so far?
     Activity,

@@ -60,7 +60,7 @@ pub fn measure(
     let route = Route::here(backend, deadline);
     let mut pair = Pair::start(&route, Layout { pools: vec![pool] })?;
     // Once around, so that everything is set up.
-    pair.next_flight(super::options::Direction::Write, (1, 1))?;
+    pair.next_flight(super::options::Direction::Write, (1, 1), false)?;
     let (there_before, before) = (pair.peer_activity()?, Activity::now());
     thread::sleep(seconds);
     let with_peer = between(before, Activity::now(), seconds);

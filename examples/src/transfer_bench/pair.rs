@@ -411,17 +411,22 @@ impl Pair {
         if self.tickets() >= count {
             return Ok(());
         }
-        self.next_flight(direction, STAGES)
+        self.next_flight(direction, STAGES, false)
     }
 
-    /// Opens a flight where the bytes land.
+    /// Opens a flight where the bytes land. With `is_noted` the peer notes when each arrival came.
     pub fn next_flight(
         &mut self,
         direction: Direction,
         (stages, chunks): (u16, u16),
+        is_noted: bool,
     ) -> Result<(), Failure> {
         if direction == Direction::Write || self.told.is_none() {
-            match self.control.ask(&Order::Flight { stages, chunks })? {
+            match self.control.ask(&Order::Flight {
+                stages,
+                chunks,
+                is_noted,
+            })? {
                 Answer::Armed { epoch } => self.epoch = Epoch(epoch),
                 other => return Err(out_of_turn(&other)),
             }

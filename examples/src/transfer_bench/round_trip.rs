@@ -47,7 +47,9 @@ struct Bench {
 
 impl Blocks for Bench {
     fn engine_block(&mut self, count: u32) -> Result<Vec<f64>, Failure> {
-        self.pair.next_flight(Direction::Write, (count as u16, 1))?;
+        let is_noted = self.kind == Kind::Note;
+        self.pair
+            .next_flight(Direction::Write, (count as u16, 1), is_noted)?;
         let first_seed = self.seed;
         self.seed += u64::from(count);
         let (here, there) = slots(count, first_seed);

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use kvgate_transfer::bare::{Slots, View};
 use kvgate_transfer::sync::{Arc, Mutex};
-use kvgate_transfer::{Address, Agent, AgentEvent, Barrier, Deadline, MemoryRegion, PeerId};
+use kvgate_transfer::{
+    Address, Agent, AgentEvent, ArrivalSink, Barrier, Deadline, MemoryRegion, PeerId,
+};
 
 use super::SCHEMA;
 use super::activity::{Activity, cpu_ns};
@@ -168,7 +170,11 @@ impl Target {
     ) -> Result<Answer, Failure> {
         match order {
             Order::Start { .. } => Err(Failure::internal("started twice")),
-            Order::Flight { stages, chunks } => self.next_flight(stages, chunks),
+            Order::Flight {
+                stages,
+                chunks,
+                is_noted,
+            } => self.next_flight((stages, chunks), is_noted),
             Order::Activity => Ok(Answer::Activity(Activity::now())),
             Order::Cpu => Ok(Answer::Cpu { ns: cpu_ns() }),
             Order::BareStream => {
@@ -239,7 +245,11 @@ impl Target {
         found.ok_or_else(|| Failure::internal(format!("no list {number}")))
     }
 
-    fn next_flight(&mut self, stages: u16, chunks: u16) -> Result<Answer, Failure> {
+    fn next_flight(
+        &mut self,
+        (stages, chunks): (u16, u16),
+        is_noted: bool,
+    ) -> Result<Answer, Failure> {
         self.notes = Arc::new(Notes::new(&self.words));
         let flights = match &mut self.flights {
             Some(flights) => flights,
@@ -249,7 +259,8 @@ impl Target {
                 self.flights.insert(flights)
             }
         };
-        let barrier = flights.next_flight(stages, chunks, Some(self.notes.clone()))?;
+        let notes = is_noted.then(|| self.notes.clone() as Arc<dyn ArrivalSink>);
+        let barrier = flights.next_flight(stages, chunks, notes)?;
         let epoch = barrier.epoch().0;
         self.barrier = Some(barrier);
         Ok(Answer::Armed { epoch })
