@@ -126,6 +126,43 @@ fn a_wrong_bit_is_named_and_repaired() {
     assert!(read(0).is_ok() && read(1).is_err() && read(2).is_ok() && read(3).is_ok());
 }
 
+#[test]
+fn an_export_that_lacks_a_damaged_record_says_so() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let sample = filled(dir.path());
+    // The first component of the second record.
+    flip(&segment(dir.path()), 4096 + 8192 + 4096 + 3);
+    let file = other.path().join("all.kvexport");
+    let output = tool(&["export", "--json"], &[dir.path(), &file]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report = json(&output);
+    assert_eq!(
+        (&report["verdict"], &report["records"]),
+        (&"mismatch".into(), &4.into())
+    );
+    let left_out = report["left_out"][0].as_str().unwrap();
+    assert!(
+        left_out.contains(&sample.id(Block, 1).to_string()),
+        "{left_out}"
+    );
+    let target = other.path().join("cache");
+    assert_eq!(tool(&["import"], &[&target, &file]).status.code(), Some(0));
+    assert_eq!(tool(&["verify"], &[&target]).status.code(), Some(0));
+}
+
+#[test]
+fn a_list_over_a_damaged_file_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let path = segment(dir.path());
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(path.metadata().unwrap().len() / 2).unwrap();
+    let output = tool(&["list", "--json"], &[dir.path()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    assert_eq!(json(&output)["damaged"][0], Value::from(name));
+}
+
 /// The tool in this process, for each byte of every file of a small directory.
 #[test]
 fn a_wrong_bit_at_any_byte_makes_verify_end_with_1() {

@@ -115,9 +115,8 @@ pub fn run(args: &Args) -> Result<Finished, Failure> {
         Action::Export { dir, file } => {
             let log = open(dir, Mode::ReadOnly)?;
             let (folder, name) = split(file)?;
-            let count = export(&log, &folder, &name).map_err(|error| failure(&error))?;
-            let text = format!("exported: {count} records to {}", file.display());
-            Ok(done("export", json!({ "records": count }), text))
+            let exported = export(&log, &folder, &name).map_err(|error| failure(&error))?;
+            Ok(report::export(&log, &exported, file))
         }
         Action::Import { dir, file } => {
             let (folder, name) = split(file)?;

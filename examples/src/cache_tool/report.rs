@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvgate_hicache::log::{Finding, Listed, SegmentLog, VerifyReport};
+use kvgate_hicache::log::{Exported, Finding, Listed, SegmentLog, VerifyReport};
 use kvgate_hicache::record::Head;
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::SCHEMA;
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::tool::Finished;
 
-/// Every record.
+/// Every record; 1 where files have something wrong, so that not every record may be there.
 pub(super) fn list(log: &SegmentLog) -> Finished {
     let listed = log.list();
     let lines = listed.iter().map(|listed| {
@@ -44,16 +44,40 @@ pub(super) fn list(log: &SegmentLog) -> Finished {
             .map(|name| format!("damaged: {name}")),
     );
     let records: Vec<Value> = listed.iter().map(row).collect();
+    let is_whole = recovery.damaged.is_empty();
     Finished {
         json: json!({
-            "schema": SCHEMA, "action": "list", "verdict": "ok", "records": records,
+            "schema": SCHEMA, "action": "list", "verdict": verdict(is_whole), "records": records,
             "live_bytes": stats.live_bytes, "file_bytes": stats.file_bytes,
             "segments": stats.segment_count, "was_closed": recovery.was_closed,
             "foreign": recovery.foreign, "damaged": recovery.damaged,
         }),
         lines,
-        exit_code: 0,
+        exit_code: u8::from(!is_whole),
     }
+}
+
+/// What an export holds; 1 where records are not in it because they, or files of the directory, are damaged.
+pub(super) fn export(log: &SegmentLog, exported: &Exported, file: &Path) -> Finished {
+    let files = &log.recovery().damaged;
+    let left_out: Vec<String> = exported.left_out.iter().map(ToString::to_string).collect();
+    let is_whole = left_out.is_empty() && files.is_empty();
+    let count = exported.record_count;
+    let mut lines = vec![format!("exported: {count} records to {}", file.display())];
+    lines.extend(left_out.iter().map(|text| format!("left out: {text}")));
+    lines.extend(files.iter().map(|name| format!("damaged: {name}")));
+    Finished {
+        json: json!({
+            "schema": SCHEMA, "action": "export", "verdict": verdict(is_whole),
+            "records": count, "left_out": left_out, "damaged": files,
+        }),
+        lines,
+        exit_code: u8::from(!is_whole),
+    }
+}
+
+fn verdict(is_whole: bool) -> &'static str {
+    if is_whole { "ok" } else { "mismatch" }
 }
 
 fn row(listed: &Listed) -> Value {
@@ -97,10 +121,9 @@ pub(super) fn inspect(log: &SegmentLog, name: &str) -> Result<Finished, Failure>
         failure.value = Some(name.to_owned());
         return Err(failure);
     }
-    let verdict = if is_whole { "ok" } else { "mismatch" };
     Ok(Finished {
         json: json!({
-            "schema": SCHEMA, "action": "inspect", "verdict": verdict, "records": records,
+            "schema": SCHEMA, "action": "inspect", "verdict": verdict(is_whole), "records": records,
         }),
         lines,
         exit_code: u8::from(!is_whole),

@@ -219,19 +219,34 @@ fn read_verified(segment: &Segment, entry: &Entry) -> std::io::Result<Option<(He
     Ok(head.and_then(Result::ok).map(|head| (head, bytes)))
 }
 
-/// Writes every good record of a log into one file, a sealed segment. Answers how many.
+/// What came of an export.
+#[derive(Debug)]
+#[must_use = "it may lack records"]
+pub struct Exported {
+    /// Records in the file.
+    pub record_count: u64,
+    /// `Damaged`, for each record that is not in the file because its bytes are not what was stored.
+    pub left_out: Vec<Error>,
+}
+
+/// Writes every good record of a log into one file, a sealed segment.
 ///
 /// # Errors
-/// `Io`; a file of that name is one.
-pub fn export(log: &SegmentLog, into: &dyn Medium, name: &str) -> Result<u64, Error> {
+/// `Io`; a file of that name is one. A record that cannot be read at the moment is not left out for it.
+pub fn export(log: &SegmentLog, into: &dyn Medium, name: &str) -> Result<Exported, Error> {
     let fail = |source| io_error(into, "write the export in", source);
     let file = into.create(name).map_err(fail)?;
     write_all_at(&*file, &header_page(EXPORT_ID, None), 0).map_err(fail)?;
-    let mut entries = Vec::new();
+    let (mut entries, mut left_out) = (Vec::new(), Vec::new());
     let mut at = PAGE_BYTES;
     for listed in log.list() {
-        let Ok((_, bytes)) = log.record_bytes(&listed) else {
-            continue;
+        let bytes = match log.record_bytes(&listed) {
+            Ok((_, bytes)) => bytes,
+            Err(error) if matches!(error.kind(), ErrorKind::Damaged { .. }) => {
+                left_out.push(error);
+                continue;
+            }
+            Err(error) => return Err(error),
         };
         write_all_at(&*file, &bytes, at).map_err(fail)?;
         let mut entry = listed.entry;
@@ -242,7 +257,10 @@ pub fn export(log: &SegmentLog, into: &dyn Medium, name: &str) -> Result<u64, Er
     let block = index_block(EXPORT_ID, at, &entries);
     write_all_at(&*file, &block, at).map_err(fail)?;
     file.sync_data().map_err(fail)?;
-    Ok(entries.len() as u64)
+    Ok(Exported {
+        record_count: entries.len() as u64,
+        left_out,
+    })
 }
 
 /// Stores the records of an export that are not there yet. Answers how many were new.
