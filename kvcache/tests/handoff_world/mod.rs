@@ -308,9 +308,15 @@ impl World {
     /// Nobody decides anything any more: everything must come to its end, by its limits at the latest.
     fn finish(&mut self) {
         let limits = self.desk.timeouts();
-        let until = self.desk.now + (limits.transfer + limits.idle + limits.drain) * 3;
+        let all_limits = (limits.transfer + limits.idle + limits.drain) * 3;
+        let youngest = |world: &Self| world.decoder.flights.keys().copied().max();
+        let (mut until, mut last) = (self.desk.now + all_limits, youngest(self));
         while self.desk.now < until || self.net.step() {
             self.go_on();
+            // A request that was late on its way begins a flight, which has its own limits before it.
+            if youngest(self) > last {
+                (until, last) = (self.desk.now + all_limits, youngest(self));
+            }
         }
         for _ in 0..200 {
             self.go_on();

@@ -239,7 +239,7 @@ impl Sending {
         while let Some(output) = self.machine.poll_output() {
             match output {
                 PrefillOutput::Send { to, bytes } => {
-                    self.check_answer(desk, rank, &bytes);
+                    self.check_answer(desk, rank, to, &bytes);
                     let from = node.incarnation;
                     desk.mail.push(Letter { from, to, bytes });
                 }
@@ -293,11 +293,12 @@ impl Sending {
         }
     }
 
-    /// The word that nothing is under way, against what the engine knows.
-    fn check_answer(&self, desk: &mut Desk, rank: WriterRank, bytes: &[u8]) {
+    /// The word that nothing is under way, against what the engine knows. A second receiver that is refused may
+    /// have given its flight the same number.
+    fn check_answer(&self, desk: &mut Desk, rank: WriterRank, to: Incarnation, bytes: &[u8]) {
         let envelope = Envelope::decode(bytes).unwrap();
-        let is_of_flight =
-            self.target.as_ref().map(|(epoch, _)| *epoch) == Some(envelope.identity.epoch);
+        let epoch = self.target.as_ref().map(|(epoch, _)| *epoch);
+        let is_of_flight = to == self.receiver && epoch == Some(envelope.identity.epoch);
         if is_of_flight && matches!(envelope.message, Message::AbortAck { .. }) {
             desk.tally.answers += 1;
             let is_open = |(handle, _): &(TransferHandle, bool)| {
