@@ -10,7 +10,7 @@ use kvgate_hicache::log::{
 };
 use kvgate_hicache::record::RecordKind::{Block, Checkpoint};
 use kvgate_hicache::testkit::{Sample, SimDisk};
-use kvgate_hicache::{ErrorKind, Miss};
+use kvgate_hicache::{Error, ErrorKind, Miss};
 use kvgate_kvcache::schema::Component;
 use kvgate_transfer::Deadline;
 
@@ -255,6 +255,40 @@ fn an_export_brings_every_record_and_a_damaged_one_none() {
         assert_eq!(log.stats().record_count, 0);
         outside.damage("all.kvexport", |bytes| bytes[at] ^= 1);
     }
+}
+
+#[test]
+fn an_export_says_what_it_could_not_read_and_leaves_no_half_file() {
+    let sample = Sample::small(BLOCKS);
+    let (disk, outside) = (closed(&sample), SimDisk::new());
+    let log = open(&disk);
+    let is_io = |error: &Error| matches!(error.kind(), ErrorKind::Io { .. });
+    // No segment can be read: nothing may look like a whole list or a whole export.
+    disk.fail(0, 0, u32::MAX);
+    let listing = log.list();
+    assert_eq!(listing.records, []);
+    assert!(!listing.unreadable.is_empty() && listing.unreadable.iter().all(is_io));
+    let exported = export(&log, &outside, "none.kvexport").unwrap();
+    assert_eq!(exported.record_count, 0);
+    assert!(!exported.left_out.is_empty() && exported.left_out.iter().all(is_io));
+    // One record cannot be read: the others are saved.
+    disk.fail(0, 0, 0);
+    let wanted = log.list().records.swap_remove(1);
+    let place = wanted.entry.offset_bytes as usize + 4096;
+    disk.set_unreadable(Some((&wanted.segment.file_name(), place)));
+    let exported = export(&log, &outside, "most.kvexport").unwrap();
+    assert_eq!((exported.record_count, exported.left_out.len()), (3, 1));
+    assert!(exported.left_out.iter().all(is_io));
+    disk.set_unreadable(None);
+    // The export cannot be written.
+    let before = outside.names();
+    outside.set_capacity(Some(0));
+    let error = export(&log, &outside, "all.kvexport").unwrap_err();
+    assert!(is_io(&error), "{error}");
+    assert_eq!(outside.names(), before);
+    outside.set_capacity(None);
+    let exported = export(&log, &outside, "all.kvexport").unwrap();
+    assert_eq!((exported.record_count, exported.left_out.len()), (4, 0));
 }
 
 #[test]

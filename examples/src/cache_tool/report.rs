@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kvgate_hicache::Error;
 use kvgate_hicache::log::{Exported, Finding, Listed, SegmentLog, VerifyReport};
 use kvgate_hicache::record::Head;
 use serde_json::{Value, json};
@@ -10,10 +11,10 @@ use super::SCHEMA;
 use crate::handoff::failure::{Failure, FailureKind};
 use crate::tool::Finished;
 
-/// Every record; 1 where files have something wrong, so that not every record may be there.
+/// Every record. Ends with 1 if files have something wrong: not every record may be there.
 pub(super) fn list(log: &SegmentLog) -> Finished {
-    let listed = log.list();
-    let lines = listed.iter().map(|listed| {
+    let listing = log.list();
+    let lines = listing.records.iter().map(|listed| {
         let entry = &listed.entry;
         format!(
             "{} position {} {} bytes in {} at {}",
@@ -43,24 +44,26 @@ pub(super) fn list(log: &SegmentLog) -> Finished {
             .iter()
             .map(|name| format!("damaged: {name}")),
     );
-    let records: Vec<Value> = listed.iter().map(row).collect();
-    let is_whole = recovery.damaged.is_empty();
+    let unreadable = texts(&listing.unreadable);
+    lines.extend(unreadable.iter().map(|text| format!("unreadable: {text}")));
+    let records: Vec<Value> = listing.records.iter().map(row).collect();
+    let is_whole = recovery.damaged.is_empty() && unreadable.is_empty();
     Finished {
         json: json!({
             "schema": SCHEMA, "action": "list", "verdict": verdict(is_whole), "records": records,
             "live_bytes": stats.live_bytes, "file_bytes": stats.file_bytes,
             "segments": stats.segment_count, "was_closed": recovery.was_closed,
-            "foreign": recovery.foreign, "damaged": recovery.damaged,
+            "foreign": recovery.foreign, "damaged": recovery.damaged, "unreadable": unreadable,
         }),
         lines,
         exit_code: u8::from(!is_whole),
     }
 }
 
-/// What an export holds; 1 where records are not in it because they, or files of the directory, are damaged.
+/// What an export holds. Ends with 1 if it may lack records: some, or files of the directory, are damaged.
 pub(super) fn export(log: &SegmentLog, exported: &Exported, file: &Path) -> Finished {
     let files = &log.recovery().damaged;
-    let left_out: Vec<String> = exported.left_out.iter().map(ToString::to_string).collect();
+    let left_out = texts(&exported.left_out);
     let is_whole = left_out.is_empty() && files.is_empty();
     let count = exported.record_count;
     let mut lines = vec![format!("exported: {count} records to {}", file.display())];
@@ -74,6 +77,10 @@ pub(super) fn export(log: &SegmentLog, exported: &Exported, file: &Path) -> Fini
         lines,
         exit_code: u8::from(!is_whole),
     }
+}
+
+fn texts(errors: &[Error]) -> Vec<String> {
+    errors.iter().map(Error::to_string).collect()
 }
 
 fn verdict(is_whole: bool) -> &'static str {
@@ -94,8 +101,10 @@ fn row(listed: &Listed) -> Value {
 /// The headers of the records whose names begin so.
 pub(super) fn inspect(log: &SegmentLog, name: &str) -> Result<Finished, Failure> {
     let (mut lines, mut records) = (Vec::new(), Vec::new());
-    let mut is_whole = true;
-    for listed in log.list() {
+    let listing = log.list();
+    let unreadable = texts(&listing.unreadable);
+    let mut is_whole = unreadable.is_empty();
+    for listed in listing.records {
         if !listed.entry.id.to_string().starts_with(name) {
             continue;
         }
@@ -114,7 +123,8 @@ pub(super) fn inspect(log: &SegmentLog, name: &str) -> Result<Finished, Failure>
         }
         records.push(json);
     }
-    if records.is_empty() && !name.is_empty() {
+    lines.extend(unreadable.iter().map(|text| format!("unreadable: {text}")));
+    if records.is_empty() && is_whole && !name.is_empty() {
         let text = format!("no record has a name that begins with {name:?}");
         let mut failure = Failure::new(FailureKind::BadInput, text);
         failure.field = Some("record".into());
@@ -124,6 +134,7 @@ pub(super) fn inspect(log: &SegmentLog, name: &str) -> Result<Finished, Failure>
     Ok(Finished {
         json: json!({
             "schema": SCHEMA, "action": "inspect", "verdict": verdict(is_whole), "records": records,
+            "unreadable": unreadable,
         }),
         lines,
         exit_code: u8::from(!is_whole),

@@ -7,7 +7,7 @@ use kvgate_transfer::sync::Arc;
 
 use super::SegmentLog;
 use super::append::{GroupError, Stored, Turn};
-use super::medium::{Medium, read_exact_at, write_all_at};
+use super::medium::{Medium, MediumFile, read_exact_at, write_all_at};
 use super::open::io_error;
 use super::scan::{self, Step};
 use super::segment::{Entry, SegmentId, header_page, index_block, read_index};
@@ -28,13 +28,26 @@ pub struct Listed {
     pub entry: Entry,
 }
 
+/// The records of a log.
+#[derive(Debug, Default)]
+#[must_use = "it may lack records"]
+pub struct Listing {
+    /// Those that can be found, in the order in which they were written.
+    pub records: Vec<Listed>,
+    /// `Io`, for each segment that could not be read to its end: it may have more.
+    pub unreadable: Vec<Error>,
+}
+
 impl SegmentLog {
-    /// Every record that can be found, in the order in which they were written.
-    pub fn list(&self) -> Vec<Listed> {
+    /// Every record that can be found.
+    pub fn list(&self) -> Listing {
         let segments: Vec<Arc<Segment>> = self.state.lock().segments.values().cloned().collect();
-        let mut listed = Vec::new();
+        let mut listing = Listing::default();
         for segment in segments {
-            for entry in self.entries_now(&segment) {
+            let (entries, error) = self.entries_now(&segment);
+            let error = error.map(|source| io_error(&*self.medium, "read", source));
+            listing.unreadable.extend(error);
+            for entry in entries {
                 let place = Place::of(segment.id, &entry);
                 let state = self.state.lock();
                 let is_live = state
@@ -44,19 +57,19 @@ impl SegmentLog {
                 drop(state);
                 if is_live {
                     let segment = segment.id;
-                    listed.push(Listed { segment, entry });
+                    listing.records.push(Listed { segment, entry });
                 }
             }
         }
-        listed
+        listing
     }
 
     /// The entries of a segment, also of the one that grows.
-    fn entries_now(&self, segment: &Segment) -> Vec<Entry> {
+    fn entries_now(&self, segment: &Segment) -> (Vec<Entry>, Option<io::Error>) {
         let state = self.state.lock();
         let active = state.writer.as_ref().and_then(|w| w.active.as_ref());
         match active.filter(|active| active.segment.id == segment.id) {
-            Some(active) => active.entries.clone(),
+            Some(active) => (active.entries.clone(), None),
             None => {
                 drop(state);
                 entries_of(segment)
@@ -225,37 +238,54 @@ fn read_verified(segment: &Segment, entry: &Entry) -> std::io::Result<Option<(He
 pub struct Exported {
     /// Records in the file.
     pub record_count: u64,
-    /// `Damaged`, for each record that is not in the file because its bytes are not what was stored.
+    /// Why the file may lack records: `Damaged` or `Io` for each one that is not in it, `Io` for each segment that could
+    /// not be read to its end.
     pub left_out: Vec<Error>,
 }
 
 /// Writes every good record of a log into one file, a sealed segment.
 ///
 /// # Errors
-/// `Io`; a file of that name is one. A record that cannot be read at the moment is not left out for it.
+/// `Io` of the file; one of that name is one. There is no new file then.
 pub fn export(log: &SegmentLog, into: &dyn Medium, name: &str) -> Result<Exported, Error> {
     let fail = |source| io_error(into, "write the export in", source);
     let file = into.create(name).map_err(fail)?;
-    write_all_at(&*file, &header_page(EXPORT_ID, None), 0).map_err(fail)?;
-    let (mut entries, mut left_out) = (Vec::new(), Vec::new());
+    let exported = write_export(log, &*file, &fail);
+    if exported.is_err() {
+        // What it failed of is the answer; half a file is no export for anybody.
+        let _ = into.remove(name);
+    }
+    exported
+}
+
+fn write_export(
+    log: &SegmentLog,
+    file: &dyn MediumFile,
+    fail: &dyn Fn(io::Error) -> Error,
+) -> Result<Exported, Error> {
+    write_all_at(file, &header_page(EXPORT_ID, None), 0).map_err(fail)?;
+    let Listing {
+        records,
+        unreadable: mut left_out,
+    } = log.list();
+    let mut entries = Vec::new();
     let mut at = PAGE_BYTES;
-    for listed in log.list() {
+    for listed in records {
         let bytes = match log.record_bytes(&listed) {
             Ok((_, bytes)) => bytes,
-            Err(error) if matches!(error.kind(), ErrorKind::Damaged { .. }) => {
+            Err(error) => {
                 left_out.push(error);
                 continue;
             }
-            Err(error) => return Err(error),
         };
-        write_all_at(&*file, &bytes, at).map_err(fail)?;
+        write_all_at(file, &bytes, at).map_err(fail)?;
         let mut entry = listed.entry;
         entry.offset_bytes = at;
         at = entry.end_bytes();
         entries.push(entry);
     }
     let block = index_block(EXPORT_ID, at, &entries);
-    write_all_at(&*file, &block, at).map_err(fail)?;
+    write_all_at(file, &block, at).map_err(fail)?;
     file.sync_data().map_err(fail)?;
     Ok(Exported {
         record_count: entries.len() as u64,

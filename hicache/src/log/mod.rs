@@ -37,7 +37,7 @@ use std::path::Path;
 use kvgate_transfer::sync::{Arc, AtomicU64, Condvar, Mutex};
 
 pub use append::Stored;
-pub use list::{Exported, Listed, export, import};
+pub use list::{Exported, Listed, Listing, export, import};
 pub use manifest::{MANIFEST_DRAFT_NAME, MANIFEST_NAME, Manifest, ManifestSegment};
 pub use medium::{Directory, LOCK_NAME, Medium, MediumFile, MediumLock};
 pub use open::{Mode, Recovery};

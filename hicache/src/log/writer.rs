@@ -281,7 +281,8 @@ impl SegmentLog {
     fn survivors(&self, segment: &Segment) -> Vec<Survivor> {
         let mut left_bytes = segment.len_bytes() / 2;
         let mut survivors = Vec::new();
-        for entry in entries_of(segment) {
+        // It goes either way: what cannot be found in it does not survive.
+        for entry in entries_of(segment).0 {
             let place = Place::of(segment.id, &entry);
             let is_kept = entry.record_bytes <= left_bytes
                 && self
@@ -438,11 +439,12 @@ fn verified_bytes(segment: &Segment, entry: &Entry) -> io::Result<Option<Vec<u8>
     }
 }
 
-/// Every record of a segment that is not written any more: by its index, or by a look at each.
-pub(crate) fn entries_of(segment: &Segment) -> Vec<Entry> {
+/// Every record of a segment that is not written any more, by its index or by a look at each; with an error, those
+/// before the place that the device cannot read.
+pub(crate) fn entries_of(segment: &Segment) -> (Vec<Entry>, Option<io::Error>) {
     let (file, len_bytes) = (&*segment.file, segment.len_bytes());
     if let Ok(Some((entries, _))) = read_index(segment.id, file, len_bytes) {
-        return entries;
+        return (entries, None);
     }
-    scan::all_records(file, len_bytes).unwrap_or_default()
+    scan::readable_records(file, len_bytes)
 }
