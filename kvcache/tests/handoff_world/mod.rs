@@ -310,16 +310,18 @@ impl World {
         let limits = self.desk.timeouts();
         let all_limits = (limits.transfer + limits.idle + limits.drain) * 3;
         let youngest = |world: &Self| world.decoder.flights.keys().copied().max();
-        let (mut until, mut last) = (self.desk.now + all_limits, youngest(self));
-        while self.desk.now < until || self.net.step() {
-            self.go_on();
-            // A request that was late on its way begins a flight, which has its own limits before it.
-            if youngest(self) > last {
-                (until, last) = (self.desk.now + all_limits, youngest(self));
+        // A request that was late on its way begins a flight, which has its own limits before it.
+        loop {
+            let (until, last) = (self.desk.now + all_limits, youngest(self));
+            while self.desk.now < until || self.net.step() {
+                self.go_on();
             }
-        }
-        for _ in 0..200 {
-            self.go_on();
+            for _ in 0..200 {
+                self.go_on();
+            }
+            if youngest(self) <= last {
+                break;
+            }
         }
         self.check_end();
     }
